@@ -12,8 +12,9 @@ ratio.
     python benchmarks/wire.py --gbit 1 --gbit 4   # also: the share of a paced rate that is reached
 
 `known` is the keepers' figure when the sender names a checksum it has already (a slot's table),
-instead of computing one; `signed` is the same with a MAC for every block (`block_mac`). CPU seconds
-per GiB are those of both processes together. A round trip is a message that the other keeper's
+instead of computing one; `signed` is the same with a MAC for every block (`block_mac`), and
+`encrypted` with all of it encrypted (`encrypt`). CPU seconds per GiB are those of both processes
+together. A round trip is a message that the other keeper's
 handler sends back, confirmed both ways, over an idle link and while blocks cross it.
 """
 
@@ -44,6 +45,11 @@ from keepstep.model.wire import Identity, Part, Span
 from keepstep.runtime.keeper.open_links import HASHING, new_link_table, wire_format
 
 SECRET, JOB = os.urandom(32), os.urandom(16)
+FORMATS = {
+    "off": wire_format("off"),
+    "signed": wire_format("on"),
+    "encrypted": wire_format("on", encrypt=True),
+}
 RING_BLOCKS = 16  # of memory at each end: larger than the caches, small enough for any machine
 
 
@@ -95,11 +101,11 @@ def keepers(
     secret: bytes,
     job: bytes,
     pacer: tcp.Pacer | None = None,
-    block_mac: str = "off",
+    secured: str = "off",
 ) -> tuple[Peers, Keeper]:
     keeper = Keeper(ring)
     me = Identity(job, node, 1)
-    options = LinkOptions(hashing=HASHING, block_channels=channels, format=wire_format(block_mac))
+    options = LinkOptions(hashing=HASHING, block_channels=channels, format=FORMATS[secured])
     peers = Peers(
         lambda shell: new_link_table(me, secret, keeper, shell, options),
         PeerOptions(pacer=pacer),
@@ -112,13 +118,13 @@ def receiver(pipe: Pipe, channels: int, block_bytes: int, secret: bytes, job: by
     CPU seconds when asked."""
     ring = memory(block_bytes, fill=False)
     listener = tcp.listen(("127.0.0.1", 0), tcp.TcpOptions())
-    both = []
-    for block_mac in ("off", "on"):
-        peers, keeper = keepers(2, ring, channels, secret, job, block_mac=block_mac)
+    all_peers = []
+    for secured in FORMATS:
+        peers, keeper = keepers(2, ring, channels, secret, job, secured=secured)
         keeper.echoes = peers
-        both.append(peers)
-    pipe.send((listener.getsockname(), [peers.address for peers in both]))
-    for peers in both:
+        all_peers.append(peers)
+    pipe.send((listener.getsockname(), [peers.address for peers in all_peers]))
+    for peers in all_peers:
         peers.connect(1, ("", 0))
     socks = [listener.accept()[0] for _ in range(channels)]
     for index, sock in enumerate(socks):
@@ -127,7 +133,7 @@ def receiver(pipe: Pipe, channels: int, block_bytes: int, secret: bytes, job: by
         ).start()
     while pipe.recv() == "cpu":
         pipe.send(time.process_time())
-    for peers in both:
+    for peers in all_peers:
         peers.close()
 
 
@@ -222,7 +228,7 @@ def compare(
     )
     process.start()
     ring = memory(block_bytes, fill=True)
-    bare_at, (keeper_at, signing_at) = here.recv()
+    bare_at, keepers_at = here.recv()
     socks = [tcp.dial(bare_at, "127.0.0.1", tcp.TcpOptions()) for _ in range(channels)]
     for sock in socks:
         sock.settimeout(None)
@@ -231,19 +237,24 @@ def compare(
         here.send("cpu")
         return time.process_time() + float(here.recv())
 
-    peers, keeper = keepers(1, ring, channels, SECRET, JOB)
-    peers.connect(2, keeper_at)
-    keeper.opened.wait()
-    signing, signer = keepers(1, ring, channels, SECRET, JOB, block_mac="on")
-    signing.connect(2, signing_at)
-    signer.opened.wait()
+    linked = {
+        secured: keepers(1, ring, channels, SECRET, JOB, secured=secured) for secured in FORMATS
+    }
+    for (peers, keeper), address in zip(linked.values(), keepers_at, strict=True):
+        peers.connect(2, address)
+        keeper.opened.wait()
     blocks = round_bytes // block_bytes
     sums = [checksum(slot(ring, index, block_bytes)) for index in range(RING_BLOCKS)]
+
+    def send(secured: str, sums: list[int] | None) -> Callable[[], None]:
+        return lambda: send_keeper(*linked[secured], ring, blocks, block_bytes, sums)
+
     schemes: dict[str, Callable[[], None]] = {
         "bare": lambda: send_bare(socks, ring, blocks, block_bytes),
-        "keepers": lambda: send_keeper(peers, keeper, ring, blocks, block_bytes, None),
-        "known": lambda: send_keeper(peers, keeper, ring, blocks, block_bytes, sums),
-        "signed": lambda: send_keeper(signing, signer, ring, blocks, block_bytes, sums),
+        "keepers": send("off", None),
+        "known": send("off", sums),
+        "signed": send("signed", sums),
+        "encrypted": send("encrypted", sums),
     }
     names = list(schemes)
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in schemes}
@@ -253,10 +264,13 @@ def compare(
             if turn:  # the first round warms
                 taken[name].append(figures)
     result: dict[str, Any] = {"channels": channels, "block_bytes": block_bytes, "rounds": rounds}
-    result["round_trip_idle"] = round_trips(peers, keeper, lambda count: count == 3000)
-    result["round_trip_busy"] = round_trips_meanwhile(peers, keeper, schemes["known"])
-    peers.close()
-    signing.close()
+    for secured, scheme in (("off", "known"), ("encrypted", "encrypted")):
+        result[f"round_trips_{secured}"] = {
+            "idle": round_trips(*linked[secured], lambda count: count == 3000),
+            "busy": round_trips_meanwhile(*linked[secured], schemes[scheme]),
+        }
+    for peers, _ in linked.values():
+        peers.close()
     for name, all_figures in taken.items():
         result[name] = {
             key: statistics.median(f[key] for f in all_figures) for key in all_figures[0]
@@ -266,12 +280,13 @@ def compare(
             for f, bare in zip(all_figures, taken["bare"], strict=True)
         ]
         result[name]["ratio"] = statistics.median(ratios)
-    result["signed_to_known"] = statistics.median(
-        signed["gib_per_s"] / known["gib_per_s"]
-        for signed, known in zip(taken["signed"], taken["known"], strict=True)
-    )
+    for one, other in (("signed", "known"), ("encrypted", "signed")):
+        result[f"{one}_to_{other}"] = statistics.median(
+            ours["gib_per_s"] / theirs["gib_per_s"]
+            for ours, theirs in zip(taken[one], taken[other], strict=True)
+        )
     result["load"] = os.getloadavg()[0]
-    result["paced"] = [paced(rate, ring, keeper_at, channels, block_bytes) for rate in gbit]
+    result["paced"] = [paced(rate, ring, keepers_at[0], channels, block_bytes) for rate in gbit]
     here.send("end")
     process.join()
     return result
@@ -318,22 +333,24 @@ def main() -> None:
             f"{result['channels']} connections, blocks of {args.block_mib} MiB, medians of "
             f"{args.rounds} rounds of {args.round_mib} MiB"
         )
-        for name in ("bare", "keepers", "known", "signed"):
+        for name in ("bare", "keepers", "known", "signed", "encrypted"):
             f = result[name]
             print(
-                f"  {name:8} {f['gib_per_s']:6.2f} GiB/s  {100 * f['ratio']:5.1f} % of bare  "
+                f"  {name:9} {f['gib_per_s']:6.2f} GiB/s  {100 * f['ratio']:5.1f} % of bare  "
                 f"{f['cpu_s_per_gib']:5.2f} CPU s/GiB"
             )
         print(
-            f"  signed against known: {100 * result['signed_to_known']:.1f} %; load average "
+            f"  signed against known: {100 * result['signed_to_known']:.1f} %, encrypted against "
+            f"signed: {100 * result['encrypted_to_signed']:.1f} %; load average "
             f"{result['load']:.1f}"
         )
-        for name in ("idle", "busy"):
-            f = result[f"round_trip_{name}"]
-            print(
-                f"  round trip of a message, {name}: {f['median_us']:.0f} us, 99 % within "
-                f"{f['p99_us']:.0f} us"
-            )
+        for name in ("off", "encrypted"):
+            for when, f in result[f"round_trips_{name}"].items():
+                how = "encrypted" if name == "encrypted" else "as it is"
+                print(
+                    f"  round trip of a message, {how}, {when}: {f['median_us']:.0f} us, 99 % "
+                    f"within {f['p99_us']:.0f} us"
+                )
         for f in result["paced"]:
             print(f"  paced to {f['gbit_per_s']:g} Gbit/s: {100 * f['share']:.1f} % of it reached")
 

@@ -50,6 +50,7 @@ def test_the_defaults() -> None:
         link_dead_s=10.0,
         interleave="auto",
         block_mac="auto",
+        encrypt=False,
         metrics_port=None,
         metrics_host="127.0.0.1",
         hang_after_s=None,
@@ -129,7 +130,7 @@ def test_an_unknown_key_names_the_nearest_and_the_known() -> None:
     with pytest.raises(
         ConfigError,
         match=r"unknown configuration key 'slot'; did you mean 'slots'\? "
-        r"\(known: adopt, arena_dir, block_mac, budget, fresh, grace_s, hang_after_s, ",
+        r"\(known: adopt, arena_dir, block_mac, budget, encrypt, fresh, grace_s, hang_after_s, ",
     ):
         resolved({"slot": 3})
 

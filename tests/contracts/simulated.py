@@ -154,8 +154,11 @@ class SimTown(Time):
         links = SimLinks(
             self._network, process, self._job, incarnation, (host, 0), self._dead_ns, receiver
         )
-        links.be(node, self._secret)
+        self.tell_again(node, links)
         return links
+
+    def tell_again(self, node: int, links: Links) -> None:
+        links.be(node, self._secret)
 
     def address(self, links: Links) -> tuple[str, int]:
         return links.address

@@ -40,6 +40,9 @@ class Town(Protocol):
     def address(self, links: Links) -> tuple[str, int]:
         """Where others are to reach it."""
 
+    def tell_again(self, node: int, links: Links) -> None:
+        """It is told which node it is, and all else as before."""
+
     def shake(self, links: Links) -> None:
         """All connections that were made to it break, and may be made again."""
 
@@ -71,17 +74,21 @@ class Town(Protocol):
 class TcpTown:
     """On loopback, each keeper behind a proxy."""
 
-    def __init__(self) -> None:
+    def __init__(self, encrypt: bool) -> None:
+        self._encrypt = encrypt
         self._made: dict[tuple[str, int], tuple[Links, Proxy]] = {}
 
     def open(self, node: int, receiver: Receiver, incarnation: int = 1, host: str = HERE) -> Links:
         links = open_tcp_links(JOB, incarnation, (host, 0), DEAD_NS, receiver)
         self._made[links.address] = links, Proxy(links.address)
-        links.be(node, SECRET)
+        self.tell_again(node, links)
         return links
 
     def address(self, links: Links) -> tuple[str, int]:
         return self._made[links.address][1].address
+
+    def tell_again(self, node: int, links: Links) -> None:
+        links.be(node, SECRET, self._encrypt)
 
     def shake(self, links: Links) -> None:
         self._made[links.address][1].hang_up()
@@ -135,7 +142,8 @@ class TcpTown:
 
 
 TOWNS: dict[str, Callable[[], Town]] = {
-    "tcp": TcpTown,
+    "tcp": lambda: TcpTown(encrypt=False),
+    "encrypted tcp": lambda: TcpTown(encrypt=True),
     "simulated": lambda: SimTown(DEAD_NS, JOB, SECRET),
 }
 
@@ -470,7 +478,7 @@ def test_asking_again_for_a_link_that_is_there_changes_nothing(town: Town) -> No
     one, two = linked(town, *ears)
     one.connect(2, town.address(two), 1)
     two.connect(1, town.address(one), 1)
-    two.be(2, SECRET)
+    town.tell_again(2, two)
     assert one.send(2, note(1)) and two.send(1, note(2))
     town.until(lambda: ears[1].numbers == [1] and ears[0].numbers == [2])
     assert ears[0].told == [("up", 2)] and ears[1].told == [("up", 1)]
@@ -479,7 +487,7 @@ def test_asking_again_for_a_link_that_is_there_changes_nothing(town: Town) -> No
 def test_another_number_begins_without_links(town: Town) -> None:
     ears = Ear(), Ear()
     one, two = linked(town, *ears)
-    two.be(3, SECRET)
+    town.tell_again(3, two)
     assert not two.is_open(1) and not two.send(1, note(1))
     town.until(lambda: len(ears[0].told) == 2)
     assert ears[0].told[1][:2] == ("left", 2)
@@ -497,3 +505,24 @@ def test_what_crossed_is_counted_for_people(town: Town) -> None:
     assert one.send_block(2, span_of(1000), memoryview(bytes(1000)), done.append)
     town.until(lambda: done == [None])
     assert sum(one.counts().values()) > before
+
+
+def test_links_that_are_to_be_encrypted_from_now_on_are_made_anew() -> None:
+    """As for a keeper that was there before the setting changed. Until the other side is told as
+    well, neither says anything."""
+    town = TcpTown(encrypt=False)
+    ears = Ear(), Ear()
+    try:
+        one, two = linked(town, *ears)
+        two.be(2, SECRET, True)
+        assert not two.is_open(1)
+        town.until(lambda: len(ears[0].told) == 2)
+        two.connect(1, town.address(one))
+        one.connect(2, town.address(two))
+        town.until(lambda: one.counts().get("refused by peer encryption", 0) > 0)
+        assert not one.is_open(2) and not two.is_open(1)
+        one.be(1, SECRET, True)
+        one.connect(2, town.address(two))
+        town.until(lambda: one.is_open(2) and two.is_open(1))
+    finally:
+        town.close()

@@ -27,7 +27,7 @@ from keepstep.config import from_mapping
 from keepstep.core.economics.costs import parse_cluster_policy
 from keepstep.core.economics.retention import parse_rules
 from keepstep.core.wire.codec import NotAMessage
-from keepstep.core.wire.connection import Connection
+from keepstep.core.wire.connection import KEEPERS_FORMAT, Connection, WireFormat
 from keepstep.core.wire.conversations import (
     AGENT_WITH_KEEPER,
     AGENT_WITH_PROCESS,
@@ -137,9 +137,9 @@ def of_meetings() -> Decoder:
     )
 
 
-def a_connection(said: bytes) -> list[Any]:
+def a_connection(said: bytes, format: WireFormat) -> list[Any]:
     """All that an end makes of a stream."""
-    _, two = wire.pair()
+    _, two = wire.pair(format=format)
     return wire.feed(two, said)
 
 
@@ -150,8 +150,8 @@ def a_stranger(said: bytes) -> Connection:
     return end
 
 
-def of_streams() -> Decoder:
-    one, _ = wire.pair()
+def of_streams(format: WireFormat) -> Decoder:
+    one, _ = wire.pair(format=format)
     kinds = get_args(KeeperMessage)[:6]
     items = [message for kind in kinds for message in drawn(values(kind), 1)]
     script = wire.play(one, [*items, b"a block", wire.Signalled(wire.Signal.PING, 0), b"x" * 200])
@@ -164,7 +164,7 @@ def of_streams() -> Decoder:
             assert isinstance(sent, bytes) or event == sent
             assert not isinstance(event, BlockComing) or event == sent
 
-    return Decoder([b"".join(script.frames)], a_connection, (), same)
+    return Decoder([b"".join(script.frames)], lambda said: a_connection(said, format), (), same)
 
 
 def of_strangers() -> Decoder:
@@ -457,7 +457,8 @@ def all_decoders() -> dict[str, Decoder]:
     """By name."""
     node = KEEPER_WITH_NODE
     return {
-        "frames": of_streams(),
+        "frames": of_streams(KEEPERS_FORMAT),
+        "encrypted frames": of_streams(wire.ENCRYPTS),
         "strangers": of_strangers(),
         "keepers": of_messages(KeeperMessage, encode, decode),
         "ranks": of_messages(

@@ -678,6 +678,7 @@ class AgentRoom:
             has_store=False,
             budget="",
             secret=None,
+            encrypt=False,
             rack=None,
             link_dead_s=10.0,
             shrink_after_s=30.0,

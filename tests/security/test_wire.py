@@ -1,23 +1,40 @@
-"""Somebody in the middle rewrites blocks between two nodes so that their checksums stay right: with
-MACs nothing of it is taken, and who sent it is told."""
+"""Somebody in the middle reads what crosses between two nodes, rewrites and repeats it. Blocks that
+are rewritten so that their checksums stay right: with MACs nothing of it is taken, and who sent it
+is told. Of what is encrypted nothing can be read, nor changed in any of its bytes."""
 
 from __future__ import annotations
 
 import queue
 import random
 import struct
+import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from keepstep.coding.checksum import checksum
+from keepstep.core.wire.connection import WireFormat
 from keepstep.core.wire.delivery import MAX_TRIES
+from keepstep.core.wire.health import LinkTimeouts
 from keepstep.core.wire.traffic import LinkOptions
 from keepstep.edge.net.peers import PeerOptions, Peers
+from keepstep.model.messages.peers import CopyDeclined, RanksEnded
+from keepstep.model.units import KIB
 from keepstep.model.wire import Identity
 from keepstep.runtime.keeper.open_links import HASHING, new_link_table, wire_format
-from tests.edge.net.test_peers import JOB, LIMIT_S, PATIENT, SECRET, Ear, link, span_of
+from tests.edge.net.test_peers import (
+    IMPATIENT,
+    JOB,
+    LIMIT_S,
+    PATIENT,
+    SECRET,
+    STAMP,
+    Ear,
+    link,
+    span_of,
+)
 from tests.edge.proxy import Proxy
 
 FORGED_AT, SACRIFICED = 64 * 3, (0, 1, 2, 15)  # stripes of 64 bytes, within the first 1024
@@ -83,7 +100,8 @@ def test_forged_bytes_under_the_right_checksum(block_mac: str, stack: ExitStack)
 
     memory = memoryview(bytearray(len(data)))
     ears = Ear(), Ear(memory)
-    one, two = (keeper(node, ear, block_mac, stack) for node, ear in enumerate(ears))
+    format = wire_format(block_mac)
+    one, two = (keeper(node, ear, format, stack) for node, ear in enumerate(ears))
     proxy = Proxy(two.address)
     stack.callback(proxy.close)
     proxy.alter = lambda piece: piece.replace(data, forgery)
@@ -100,10 +118,110 @@ def test_forged_bytes_under_the_right_checksum(block_mac: str, stack: ExitStack)
         assert ears[1].blocks.get(timeout=LIMIT_S) == (span_of(data), checksum(data))
 
 
-def keeper(node: int, ear: Ear, block_mac: str, stack: ExitStack) -> Peers:
-    options = LinkOptions(
-        hashing=HASHING, timeouts=PATIENT, block_channels=1, format=wire_format(block_mac)
-    )
+STATE = b"weights that nobody else is to see: " * 20_000  # more than is encrypted at once
+SAID = "a word that nobody else is to read"
+
+
+@pytest.mark.parametrize("encrypt", [True, False])
+def test_nothing_of_a_state_can_be_read_where_it_is_encrypted(
+    encrypt: bool, stack: ExitStack
+) -> None:
+    """All that crosses, in both directions; where it is not encrypted it is all there."""
+    memories = [memoryview(bytearray(len(STATE))) for _ in range(2)]
+    ears = [Ear(memory) for memory in memories]
+    format = wire_format("auto", encrypt)
+    one, two = (keeper(node, ear, format, stack) for node, ear in enumerate(ears))
+    proxy = Proxy(two.address)
+    stack.callback(proxy.close)
+    heard: dict[int, bytearray] = defaultdict(bytearray)
+
+    def listen(piece: bytes) -> bytes:
+        heard[threading.get_ident()] += piece  # a thread for each direction of a connection
+        return piece
+
+    proxy.alter = listen
+    link(one, two, proxy.address)
+    done: queue.Queue[str | None] = queue.Queue()
+    for peers, other in ((one, 1), (two, 0)):
+        assert peers.send(other, CopyDeclined(1, 0, STAMP, SAID))
+        assert peers.send_block(other, span_of(STATE), memoryview(STATE), done.put)
+    assert [done.get(timeout=LIMIT_S) for _ in range(2)] == [None, None]
+    for ear, memory in zip(ears, memories, strict=True):
+        assert ear.messages.get(timeout=LIMIT_S) == CopyDeclined(1, 0, STAMP, SAID)
+        assert memory == STATE
+    sums = checksum(STATE).to_bytes(8, "little")
+    found = [
+        sum(what in stream for stream in heard.values())
+        for what in (STATE, STATE[:64], SAID.encode(), sums, b"mesh_version")
+    ]
+    assert found == [0 if encrypt else 2] * 5
+
+
+def test_no_byte_of_an_encrypted_block_may_change(stack: ExitStack) -> None:
+    """Its frame: the connection ends and the block comes again. Its bytes, or the tag behind them:
+    it is refused, and comes again."""
+    data = random.Random(2).randbytes(600 * KIB)
+    for at in [0, 30, 45, 100, 120, 133, 5_000, len(data) + 130, len(data) + 133 + 15]:
+        memory = memoryview(bytearray(len(data)))
+        ears = Ear(), Ear(memory)
+        format = wire_format("auto", encrypt=True)
+        one, two = (keeper(node, ear, format, stack) for node, ear in enumerate(ears))
+        proxy = Proxy(two.address)
+        stack.callback(proxy.close)
+        link(one, two, proxy.address)
+        for ear in ears:
+            ear.hears("up")
+        assert one.send(1, RanksEnded(1)) and ears[1].messages.get(timeout=LIMIT_S)
+        proxy.alter = _ChangesOne(at)
+        done: queue.Queue[str | None] = queue.Queue()
+        assert one.send_block(1, span_of(data), memoryview(data), done.put)
+        assert done.get(timeout=LIMIT_S) is None and memory == data, at
+        counts = two.counts()
+        assert counts.get("refused damaged", 0) + counts.get("blocks damaged", 0) == 1, (at, counts)
+
+
+class _ChangesOne:
+    """Flips a bit of the byte `at` of the first stream that is longer than a signal."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self._stream: int | None = None
+        self._seen_bytes = 0
+
+    def __call__(self, piece: bytes) -> bytes:
+        if self._stream is None and len(piece) > 100:
+            self._stream = threading.get_ident()
+        if self._stream != threading.get_ident():
+            return piece
+        at = self._at - self._seen_bytes
+        self._seen_bytes += len(piece)
+        if not 0 <= at < len(piece):
+            return piece
+        return piece[:at] + bytes([piece[at] ^ 1]) + piece[at + 1 :]
+
+
+@pytest.mark.parametrize("encrypts", [0, 1])
+def test_who_alone_encrypts_is_linked_with_nobody(encrypts: int, stack: ExitStack) -> None:
+    """And who has dialled is told which setting it is; nothing was said."""
+    ears = Ear(), Ear()
+    formats = [wire_format("auto", encrypt=node == encrypts) for node in range(2)]
+    one, two = (keeper(node, ear, formats[node], stack, IMPATIENT) for node, ear in enumerate(ears))
+    two.connect(0, one.address)
+    one.connect(1, two.address)
+    _, node, why = ears[0].hears("dead")
+    assert node == 1 and "`encrypt` is" in why and "set it on every node or on none" in why
+    assert two.counts()["refused encryption"] > 0
+    assert one.counts()["refused by peer encryption"] > 0
+
+
+def keeper(
+    node: int,
+    ear: Ear,
+    format: WireFormat,
+    stack: ExitStack,
+    timeouts: LinkTimeouts = PATIENT,
+) -> Peers:
+    options = LinkOptions(hashing=HASHING, timeouts=timeouts, block_channels=1, format=format)
     me = Identity(JOB, node, 1)
     peers = Peers(lambda shell: new_link_table(me, SECRET, ear, shell, options), PeerOptions())
     stack.callback(peers.close)

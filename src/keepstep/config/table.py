@@ -253,6 +253,15 @@ class Options(Generic[Unset, Directory]):
         example="on",
         metavar="auto|on|off",
     )
+    encrypt: bool | Unset = option(
+        default=False,
+        check=Check("True or False"),
+        topic=Topic.NODES,
+        help="Encrypt what keepers of different nodes send each other. Needs keepstep[secure] and "
+        "a `secret` of the job's own; set it on every node or on none. Not encrypted: checkpoints "
+        "in the store, what nodes say where they meet, and what ranks exchange.",
+        example=True,
+    )
     metrics_port: int | Unset | None = option(
         default=None,
         check=Check(f"a port, 1 to {MAX_PORT}", lambda value: 0 < value <= MAX_PORT),

@@ -72,11 +72,13 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class Opening:
     """What all attempts have in common. `secret`: the keepers', None where each node has one
-    configured; `first_version`: of the first mesh, from the time when the nodes first met."""
+    configured; `first_version`: of the first mesh, from the time when the nodes first met;
+    `encrypt`: as configured on the node that came first."""
 
     KIND: ClassVar[str] = "opening"
     secret: Text | None
     first_version: Count
+    encrypt: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,12 +41,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Mesh:
-    """All nodes as one of them, `node`, sees them. `secret`: what their keepers prove they know."""
+    """All nodes as one of them, `node`, sees them. `secret`: what their keepers prove they know;
+    `encrypt`: they do with all that they send each other."""
 
     version: Count
     node: Rank
     members: tuple[Member, ...]
     secret: Text
+    encrypt: bool = False
 
     def __post_init__(self) -> None:
         ids = [m.node for m in self.members]

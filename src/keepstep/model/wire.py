@@ -50,6 +50,7 @@ class Refusal(IntEnum):
     MALFORMED = 12
     UNKNOWN_KIND = 13
     UNSIGNED = 14  # cannot send blocks under MACs, and has to
+    ENCRYPTION = 15  # one of the two encrypts, and the other does not
 
 
 class Signal(IntEnum):

@@ -51,9 +51,9 @@ class Links(Protocol):
     def address(self) -> tuple[str, int]:
         """Where others reach this keeper, from the beginning."""
 
-    def be(self, node: int, secret: bytes) -> None:
-        """The keeper of this node, among those who know the secret. Again, with another number or
-        secret: without the links there were."""
+    def be(self, node: int, secret: bytes, encrypt: bool = False) -> None:
+        """The keeper of this node, among those who know the secret, and encrypt what they send each
+        other or do not. Again, with anything else than before: without the links there were."""
 
     def connect(self, node: int, address: tuple[str, int], incarnation: int = 0) -> None:
         """Be linked with that node's keeper, in this life of it or a later one. At another address

@@ -14,10 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.coding.aes_gcm import AesGcm
 from keepstep.coding.checksum import checksum
 from keepstep.core.wire import connection as wire
 from keepstep.core.wire.codec import MAX_MESSAGE_BYTES
 from keepstep.core.wire.connection import KEEPERS_FORMAT, MAGIC, Connection, WireFormat
+from keepstep.core.wire.macs import TAG_BYTES
 from keepstep.core.wire.messages import encode
 from keepstep.model.messages.peers import (
     CopyAcked,
@@ -62,16 +64,30 @@ def nonce(seed: int) -> bytes:
     return random.Random(seed).randbytes(32)
 
 
+ENCRYPTS = replace(KEEPERS_FORMAT, new_cipher=AesGcm)
+BOTH_FORMATS = pytest.mark.parametrize(
+    "format", [KEEPERS_FORMAT, ENCRYPTS], ids=["signed", "encrypted"]
+)
+
+
 def dialer(
-    me: Identity = ONE, secret: bytes = SECRET, dial: Dial = DIAL, seed: int = 1
+    me: Identity = ONE,
+    secret: bytes = SECRET,
+    dial: Dial = DIAL,
+    seed: int = 1,
+    format: WireFormat = KEEPERS_FORMAT,
 ) -> Connection:
-    return Connection(me, secret, nonce(seed), everybody, dial)
+    return Connection(me, secret, nonce(seed), everybody, dial, format)
 
 
 def acceptor(
-    me: Identity = TWO, secret: bytes = SECRET, admit: wire.Admit = everybody, seed: int = 2
+    me: Identity = TWO,
+    secret: bytes = SECRET,
+    admit: wire.Admit = everybody,
+    seed: int = 2,
+    format: WireFormat = KEEPERS_FORMAT,
 ) -> Connection:
-    return Connection(me, secret, nonce(seed), admit)
+    return Connection(me, secret, nonce(seed), admit, format=format)
 
 
 def feed(
@@ -88,7 +104,7 @@ def feed(
             piece = stream[at : at + min(size, length - len(block))]
             block += piece
             if len(block) == length:
-                events += [bytes(block), end.block_received(checksum(block))]
+                events += taken(end, block)
                 block, length = bytearray(), 0
         elif end.wanted:
             piece = stream[at : at + min(size, end.wanted)]
@@ -99,12 +115,32 @@ def feed(
             if event:
                 events.append(event)
             if isinstance(event, BlockComing):
-                length = event.header.span.length
+                length = event.header.span.length + (TAG_BYTES if end.unsealing else 0)
         else:
             assert end.closed, "an open end wants more"
             break
         at += len(piece)
     return events
+
+
+def taken(end: Connection, came: bytes | bytearray) -> list[WireEvent | bytes]:
+    """A block's bytes, as they were sent, and what the end says of them."""
+    if end.unsealing is None:
+        return [bytes(came), end.block_received(checksum(came))]
+    sealed = memoryview(came)[:-TAG_BYTES]
+    data = bytearray(len(sealed))
+    end.unsealing.update(sealed, memoryview(data))
+    return [bytes(data), end.block_received(checksum(data), bytes(came[-TAG_BYTES:]))]
+
+
+def given_out(end: Connection, head: BlockHeader, data: bytes) -> bytes:
+    """A block, as it crosses."""
+    frame = end.block(head, memoryview(data))
+    if end.sealing is None:
+        return frame + data
+    sealed = bytearray(len(data))
+    end.sealing.update(memoryview(data), memoryview(sealed))
+    return frame + sealed + end.sealing.tag()
 
 
 Alter = Callable[[bytes], bytes]
@@ -129,8 +165,8 @@ def meet(
             return seen
 
 
-def pair(seed: int = 0) -> tuple[Connection, Connection]:
-    one, two = dialer(seed=2 * seed + 1), acceptor(seed=2 * seed + 2)
+def pair(seed: int = 0, format: WireFormat = KEEPERS_FORMAT) -> tuple[Connection, Connection]:
+    one, two = dialer(seed=2 * seed + 1, format=format), acceptor(seed=2 * seed + 2, format=format)
     assert meet(one, two) == ([Opened(TWO, DIAL)], [Opened(ONE, DIAL)])
     return one, two
 
@@ -165,7 +201,7 @@ def play(end: Connection, items: Iterable[Item]) -> Script:
             script.events.append(item)
         elif isinstance(item, bytes):
             head = header(item, number)
-            script.frames.append(end.block(head, memoryview(item)) + item)
+            script.frames.append(given_out(end, head, item))
             script.events += [BlockComing(head), item, BlockWhole(head)]
         else:
             script.frames.append(end.message(item, number))
@@ -191,21 +227,25 @@ def test_both_sides_learn_who_is_there_and_what_for() -> None:
     assert one.closed is None and two.closed is None
 
 
-@given(ITEMS, ITEMS)
-def test_what_is_sent_is_what_arrives_both_ways(there: list[Item], back: list[Item]) -> None:
-    one, two = pair()
+@BOTH_FORMATS
+@given(there=ITEMS, back=ITEMS)
+def test_what_is_sent_is_what_arrives_both_ways(
+    format: WireFormat, there: list[Item], back: list[Item]
+) -> None:
+    one, two = pair(format=format)
     forth, reply = play(one, there), play(two, back)
     assert feed(two, b"".join(forth.frames)) == forth.events
     assert feed(one, b"".join(reply.frames)) == reply.events
 
 
-@given(ITEMS, st.lists(st.integers(1, 200)), st.integers(0, 10_000))
+@BOTH_FORMATS
+@given(items=ITEMS, sizes=st.lists(st.integers(1, 200)), until=st.integers(0, 10_000))
 def test_how_the_stream_is_cut_into_pieces_changes_nothing(
-    items: list[Item], sizes: list[int], until: int
+    format: WireFormat, items: list[Item], sizes: list[int], until: int
 ) -> None:
     """And a stream that ends early gives the first of the events, none other."""
-    one, two = dialer(), acceptor()
-    hello, answer = one.take(), acceptor(seed=2)
+    one, two = dialer(format=format), acceptor(format=format)
+    hello, answer = one.take(), acceptor(format=format)
     feed(answer, hello)
     feed(one, answer.take())
     proof = one.take()
@@ -216,15 +256,18 @@ def test_how_the_stream_is_cut_into_pieces_changes_nothing(
     whole: list[Any] = [Opened(ONE, DIAL), *script.events]
     # what two answers is never looked at: its nonce is that of `answer`
     assert feed(two, stream, sizes) == whole
-    early = feed(acceptor(seed=2), stream[:until], sizes)
+    early = feed(acceptor(format=format), stream[:until], sizes)
     assert early == whole[: len(early)]
 
 
-@given(ITEMS, st.lists(st.integers(1, 400), min_size=1))
-def test_what_is_read_ahead_is_never_a_blocks_own(items: list[Item], sizes: list[int]) -> None:
+@BOTH_FORMATS
+@given(items=ITEMS, sizes=st.lists(st.integers(1, 400), min_size=1))
+def test_what_is_read_ahead_is_never_a_blocks_own(
+    format: WireFormat, items: list[Item], sizes: list[int]
+) -> None:
     """Whoever receives as much as `readable` says, and hands it in at once, sees the same; and the
     bytes of a block, which go elsewhere, are never among it."""
-    one, two = pair()
+    one, two = pair(format=format)
     script = play(one, items)
     stream, at, events = b"".join(script.frames), 0, []
     size = itertools.cycle(sizes)
@@ -239,7 +282,8 @@ def test_what_is_read_ahead_is_never_a_blocks_own(items: list[Item], sizes: list
             if isinstance(event, BlockComing):
                 assert done == len(piece)
                 block = stream[at : at + event.header.span.length]
-                events += [block, two.block_received(checksum(block))]
+                block += stream[at + len(block) :][: TAG_BYTES if two.unsealing else 0]
+                events += taken(two, block)
                 at += len(block)
     assert events == script.events
 
@@ -411,9 +455,12 @@ def test_random_bytes_open_nothing(noise: bytes, greeted: bool, sizes: list[int]
         assert all(isinstance(event, Refused) for event in feed(end, stream, sizes))
 
 
-@given(st.binary(min_size=HEAD, max_size=400), st.lists(st.integers(1, 50)))
-def test_random_bytes_after_the_handshake_say_nothing(noise: bytes, sizes: list[int]) -> None:
-    _, two = pair()
+@BOTH_FORMATS
+@given(noise=st.binary(min_size=HEAD, max_size=400), sizes=st.lists(st.integers(1, 50)))
+def test_random_bytes_after_the_handshake_say_nothing(
+    format: WireFormat, noise: bytes, sizes: list[int]
+) -> None:
+    _, two = pair(format=format)
     (refused,) = feed(two, noise, sizes)
     assert isinstance(refused, Refused) and refused.reason is Refusal.DAMAGED
 
@@ -421,11 +468,13 @@ def test_random_bytes_after_the_handshake_say_nothing(noise: bytes, sizes: list[
 @pytest.mark.parametrize(
     "record", range(4), ids=["hello", "answer", "the dialer's proof", "the acceptor's proof"]
 )
-def test_no_bit_of_the_handshake_may_change(record: int) -> None:
+@BOTH_FORMATS
+def test_no_bit_of_the_handshake_may_change(record: int, format: WireFormat) -> None:
     """All 640 of each record. Whoever received the changed one does not open; before the last
     record nobody does."""
     for bit in range(8 * RECORD):
-        ones, twos = meet(dialer(), acceptor(), {record: lambda data, bit=bit: flip(data, bit)})  # type: ignore[misc]
+        ends = dialer(format=format), acceptor(format=format)
+        ones, twos = meet(*ends, {record: lambda data, bit=bit: flip(data, bit)})  # type: ignore[misc]
         receiver = ones if record % 2 else twos
         assert not [e for e in receiver if isinstance(e, Opened)], f"bit {bit}"
         assert isinstance(receiver[-1], Refused), f"bit {bit}"
@@ -435,10 +484,10 @@ def test_no_bit_of_the_handshake_may_change(record: int) -> None:
 # damage, replay, reordering
 
 
-def session(seed: int) -> tuple[Connection, Script]:
+def session(seed: int, format: WireFormat) -> tuple[Connection, Script]:
     """An end that is to receive, and what it is sent: messages and blocks in a seeded order."""
     rng = random.Random(seed)
-    one, two = pair(seed)
+    one, two = pair(seed, format)
     items: list[Item] = [
         rng.randbytes(rng.randint(1, 200))
         if rng.random() < 0.5
@@ -448,11 +497,12 @@ def session(seed: int) -> tuple[Connection, Script]:
     return two, play(one, items)
 
 
-def test_a_thousand_flipped_bits_are_found_and_none_is_delivered() -> None:
+@BOTH_FORMATS
+def test_a_thousand_flipped_bits_are_found_and_none_is_delivered(format: WireFormat) -> None:
     rng = random.Random(20)
     caught = {Refused: 0, BlockDamaged: 0}
     for seed in range(1000):
-        two, script = session(seed)
+        two, script = session(seed, format)
         stream = b"".join(script.frames)
         events = feed(two, flip(stream, rng.randrange(8 * len(stream))))
         harm = next(e for e in events if isinstance(e, (Refused, BlockDamaged)))
@@ -471,12 +521,15 @@ def test_a_thousand_flipped_bits_are_found_and_none_is_delivered() -> None:
     assert min(caught.values()) > 100, caught
 
 
-@given(st.integers(0, 50), st.integers(0, 5), st.integers(0, 5))
-def test_frames_are_heard_once_and_in_order(seed: int, take: int, put: int) -> None:
+@BOTH_FORMATS
+@given(seed=st.integers(0, 50), take=st.integers(0, 5), put=st.integers(0, 5))
+def test_frames_are_heard_once_and_in_order(
+    format: WireFormat, seed: int, take: int, put: int
+) -> None:
     """A frame that comes again, early or late ends the connection at the first one out of its
-    place."""
+    place. One that is encrypted can be read at its place alone."""
     for repeated in (True, False):
-        two, script = session(seed)
+        two, script = session(seed, format)
         frames = list(script.frames)
         moved = frames[take] if repeated else frames.pop(take)
         frames.insert(put, moved)
@@ -484,21 +537,24 @@ def test_frames_are_heard_once_and_in_order(seed: int, take: int, put: int) -> N
         if frames == script.frames:
             assert events == script.events
         elif two.closed:
-            assert two.closed.reason is Refusal.OUT_OF_ORDER
+            expected = Refusal.OUT_OF_ORDER if format is KEEPERS_FORMAT else Refusal.DAMAGED
+            assert two.closed.reason is expected
             assert events[:-1] == script.events[: len(events) - 1]
         else:
             raise AssertionError("a replayed or reordered frame was heard")
 
 
-def test_an_own_frame_sent_back_says_nothing() -> None:
-    one, _ = pair()
+@BOTH_FORMATS
+def test_an_own_frame_sent_back_says_nothing(format: WireFormat) -> None:
+    one, _ = pair(format=format)
     (refused,) = feed(one, one.message(RanksEnded(1)))
     assert isinstance(refused, Refused) and refused.reason is Refusal.DAMAGED
 
 
-def test_a_frame_of_another_session_says_nothing() -> None:
-    one, _ = pair(seed=1)
-    _, two = pair(seed=2)
+@BOTH_FORMATS
+def test_a_frame_of_another_session_says_nothing(format: WireFormat) -> None:
+    one, _ = pair(seed=1, format=format)
+    _, two = pair(seed=2, format=format)
     (refused,) = feed(two, one.message(RanksEnded(1)))
     assert isinstance(refused, Refused) and refused.reason is Refusal.DAMAGED
 
@@ -506,8 +562,9 @@ def test_a_frame_of_another_session_says_nothing() -> None:
 # somebody who knows the secret, but not the rules
 
 
-def test_a_length_beyond_the_bound_is_refused_before_any_of_it_comes() -> None:
-    one, two = pair()
+@BOTH_FORMATS
+def test_a_length_beyond_the_bound_is_refused_before_any_of_it_comes(format: WireFormat) -> None:
+    one, two = pair(format=format)
     frame = one._frame(wire._MESSAGE_FRAME, b" " * (MAX_MESSAGE_BYTES + 1), 0)
     (refused,) = feed(two, frame[:HEAD])
     assert isinstance(refused, Refused) and refused.reason is Refusal.OVERSIZED and two.wanted == 0

@@ -24,6 +24,7 @@ def settings(**options: object) -> Settings:
     [
         ("prometheus_client", {"metrics_port": 9100}, "metrics"),
         ("cryptography", {"block_mac": "on"}, "secure"),
+        ("cryptography", {"encrypt": True, "secret": "s" * 32}, "secure"),
         ("numpy", {"redundancy": "parity:2"}, "rs"),
         ("numpy", {"redundancy": "rs:2+1"}, "rs"),
         ("s3fs", {"store": "s3://bucket/run"}, "s3"),
@@ -39,6 +40,11 @@ def test_a_package_that_is_not_installed_is_named(
     with pytest.raises(ConfigError, match=rf"pip install 'keepstep\[{extra}\]'") as found:
         check_needs(settings(**options))
     assert str(found.value).startswith(f"{next(iter(options))}: expected ")
+
+
+def test_what_is_encrypted_under_a_secret_that_all_can_read_is_not() -> None:
+    with pytest.raises(ConfigError, match="^encrypt: expected a `secret` .* KEEPSTEP_SECRET"):
+        check_needs(settings(encrypt=True))
 
 
 @pytest.mark.parametrize("redundancy", ["none", "auto", "copies:2"])

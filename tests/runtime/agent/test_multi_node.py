@@ -25,11 +25,14 @@ FAILURE = Failure(Cause.CRASH, 1, "host1", step=8, error="ValueError", completed
 
 
 class Agent:
-    def __init__(self, town: Town, number: int, min_nodes: int | None = None) -> None:
+    def __init__(
+        self, town: Town, number: int, min_nodes: int | None = None, encrypt: bool = False
+    ) -> None:
         home = town.home / str(number)
         home.mkdir()
         nodes, time, table = town.nodes, town.time, town.table
         self.room = AgentRoom(home, ranks=2, nodes=nodes, time=time, table=table, number=number)
+        self.room.change(encrypt=encrypt)
         if min_nodes is not None:
             self.room.launch = replace(self.room.launch, min_nodes=min_nodes)
         self.town = town
@@ -484,3 +487,29 @@ def test_before_there_is_a_meeting_the_end_is_quick(tmp_path: Path) -> None:
     town.agents[0].rendezvous.close(None, S_NS).when_given(lambda: closed.append(True))
     town.pass_s(1)
     assert closed == [True] and town.agents[0].rendezvous.board(0) is None
+
+
+@pytest.mark.parametrize("encrypts", [(True, False), (False, True)])
+def test_a_node_that_is_told_otherwise_about_encryption_is_refused(
+    tmp_path: Path, encrypts: tuple[bool, bool]
+) -> None:
+    town = Town(tmp_path, 2, agents=0)
+    for number, encrypt in enumerate(encrypts):
+        town.agents.append(Agent(town, number, encrypt=encrypt))
+        town.form(town.agents[-1])
+    first, second = town.agents
+    expected, found = ("on", "off") if encrypts[0] else ("off", "on")
+    assert second.lost == [
+        f"encrypt: expected {expected}, as on the node that came first, found {found}: set it on "
+        "every node or on none"
+    ]
+    assert not first.formeds and not second.formeds and not first.lost
+
+
+@pytest.mark.parametrize("encrypt", [True, False])
+def test_keepers_are_told_whether_they_encrypt(tmp_path: Path, encrypt: bool) -> None:
+    town = Town(tmp_path, 2, agents=0)
+    town.agents = [Agent(town, number, encrypt=encrypt) for number in range(2)]
+    town.form()
+    meshes = [agent.formeds[0].mesh for agent in town.agents]
+    assert [mesh is not None and mesh.encrypt for mesh in meshes] == [encrypt] * 2

@@ -30,6 +30,7 @@ def told(
     job: str = "t",
     rack: str | None = None,
     own_secret: bool = False,
+    encrypts: bool = False,
 ) -> NodeKeeper:
     return NodeKeeper(
         job=job,
@@ -39,6 +40,7 @@ def told(
         rack=rack,
         own_secret=own_secret,
         fresh_secret="" if own_secret else f"fresh secret of rank {rank}",
+        encrypts=encrypts,
         mesh_version=version,
     )
 
@@ -68,6 +70,12 @@ def test_a_secret_of_ones_own_is_used_and_never_told() -> None:
     assert mesh_of(said, 1, SECRET).secret == SECRET
 
 
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_the_mesh_says_whether_its_keepers_encrypt(encrypts: bool) -> None:
+    said = [told(node, node, own_secret=True, encrypts=encrypts) for node in range(2)]
+    assert all(mesh_of(said, rank, SECRET).encrypt is encrypts for rank in range(2))
+
+
 @pytest.mark.parametrize(
     ("said", "why"),
     [
@@ -76,6 +84,10 @@ def test_a_secret_of_ones_own_is_used_and_never_told() -> None:
         (
             [told(0, 0, own_secret=True), told(1, 1)],
             r"secret: expected one for all .* found one for rank 0, none for 1",
+        ),
+        (
+            [told(0, 0), told(1, 1, encrypts=True)],
+            r"encrypt: expected one for all .* found one for rank 1, none for 0",
         ),
         (
             [told(0, 0), told(1, 1, rack="r")],
@@ -99,6 +111,7 @@ FACTS = NodeFacts(
     host=None,
     rack=None,
     secret=None,
+    encrypt=False,
     meeting_host="10.0.0.1",
     has_process_group=True,
     address_towards=lambda host: "127.0.1.1",

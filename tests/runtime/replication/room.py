@@ -64,7 +64,7 @@ class FakeLinks:
         self.blocks: list[SentBlock] = []
         self.is_closed = False
 
-    def be(self, node: int, secret: bytes) -> None:
+    def be(self, node: int, secret: bytes, encrypt: bool = False) -> None:
         self.identity = (node, secret)
 
     def connect(self, node: int, address: tuple[str, int], incarnation: int = 0) -> None:

@@ -2,8 +2,9 @@
 
 Comes in: blocks that wait in the link's queue, bytes that arrive. Goes out: block headers and
 answers as frames, the blocks' own bytes straight from the memory their sender names, and on the
-other side straight into the memory their receiver names: nothing is copied here. Each side hashes a
-block once, and has its MAC made once, outside of any lock.
+other side straight into the memory their receiver names: nothing is copied here. Encrypted bytes
+pass through a buffer of one piece on each side. Each side hashes a block once, and has its MAC made
+or its bytes encrypted once, outside of any lock.
 
 Of several channels each side sends its blocks on every other one: there its answers to the other
 side's never wait behind a block. With a gate a block is begun, and goes on, only as far as the gate
@@ -12,11 +13,13 @@ says.
 
 from __future__ import annotations
 
+from keepstep.core.wire.arrivals import PIECE_BYTES, Placed, Sealed, Unwanted, Wanted
 from keepstep.core.wire.channel import NOTHING, Channel, Line, Pieces, refuse
 from keepstep.core.wire.connection import Connection
 from keepstep.core.wire.delivery import Flight, Seen
-from keepstep.core.wire.macs import NO_TAG, RunningMac
-from keepstep.core.wire.traffic import Outgoing, RunningHash, Traffic
+from keepstep.core.wire.macs import TAG_BYTES
+from keepstep.core.wire.seals import Sealing
+from keepstep.core.wire.traffic import Outgoing, Traffic
 from keepstep.model.units import KIB
 from keepstep.model.wire import (
     BlockComing,
@@ -28,11 +31,7 @@ from keepstep.model.wire import (
     Signalled,
 )
 
-# received and hashed at once: few enough that they are still in a core's own cache, and enough that
-# what Python does between two pieces does not count
-PIECE_BYTES = 256 * KIB
 FRAME_BYTES = 4 * KIB  # of a frame, received at once
-DRAIN_BYTES = 256 * KIB  # of what nobody wants, received at once
 
 _WHY_NOT = {
     Signal.BLOCK_GOT: None,
@@ -61,53 +60,6 @@ class BlockChannel(Channel):
         return BlockStream(self._traffic, self, wire, line)
 
 
-class _Placed:
-    """A block on its way into the place that somebody named for it."""
-
-    def __init__(
-        self, header: BlockHeader, place: memoryview, hash: RunningHash, mac: RunningMac | None
-    ) -> None:
-        self.header = header
-        self.hash = hash
-        self._mac = mac
-        self._place = place
-        self._at = 0
-
-    def next(self) -> memoryview:
-        return self._place[self._at : self._at + PIECE_BYTES]
-
-    def took(self, nbytes: int) -> bool:
-        """Whether that was the rest."""
-        piece = self._place[self._at : self._at + nbytes]
-        self.hash.update(piece)
-        if self._mac is not None:
-            self._mac.update(piece)
-        self._at += nbytes
-        return self._at == len(self._place)
-
-    def tag(self) -> bytes:
-        """Of all of it."""
-        return NO_TAG if self._mac is None else self._mac.tag()
-
-
-class _Unwanted:
-    """A block that is read and thrown away: nobody wants it, or it came before."""
-
-    def __init__(self, header: BlockHeader, answer: Signal) -> None:
-        self.header = header
-        self.answer = answer
-        self._left_bytes = header.span.length
-        self._scratch = memoryview(bytearray(min(self._left_bytes, DRAIN_BYTES)))
-
-    def next(self) -> memoryview:
-        return self._scratch[: self._left_bytes]
-
-    def took(self, nbytes: int) -> bool:
-        """Whether that was the rest."""
-        self._left_bytes -= nbytes
-        return self._left_bytes == 0
-
-
 class BlockStream:
     """See `Stream`."""
 
@@ -123,7 +75,11 @@ class BlockStream:
         self._rest: memoryview | None = None  # of the block that is being sent
         self._granted_bytes = 0  # by the gate, and not yet sent
         self._frame = memoryview(bytearray(FRAME_BYTES))
-        self._arriving: _Placed | _Unwanted | None = None
+        self._arriving: Wanted | Unwanted | None = None
+        # of a piece that is encrypted; made for the first block that is, of which most links of a
+        # large job have none
+        self._scratch_out: memoryview | None = None
+        self._scratch_in: memoryview | None = None
 
     # sending
 
@@ -172,15 +128,25 @@ class BlockStream:
     def _next_of_block(self, rest: memoryview) -> Pieces:
         """What is left of a block, or as much of it as may go now."""
         self._rest = rest
-        nbytes = len(rest)
+        sealing = self._wire.sealing
+        nbytes = len(rest) if sealing is None else min(len(rest), PIECE_BYTES)
         if self._traffic.options.gate is not None:
             with self._traffic.lock:
-                if not self._may_go(nbytes):
+                if not self._may_go(len(rest)):
                     return NOTHING
-                nbytes = self._granted_bytes
-                self._granted_bytes = 0
+                nbytes = min(nbytes, self._granted_bytes)
+                self._granted_bytes -= nbytes
         self._rest = rest[nbytes:]
-        return (rest[:nbytes],)
+        piece = rest[:nbytes]
+        return (piece,) if sealing is None else self._sealed(sealing, piece)
+
+    def _sealed(self, sealing: Sealing, piece: memoryview) -> Pieces:
+        """Behind the last piece of a block goes its tag."""
+        if self._scratch_out is None:
+            self._scratch_out = memoryview(bytearray(PIECE_BYTES))
+        out = self._scratch_out[: len(piece)]  # what it held before is out: this is asked for
+        sealing.update(piece, out)
+        return (out,) if self._rest else (out, sealing.tag())
 
     def _may_go(self, nbytes: int) -> bool:
         """With the lock held: some of so many bytes, if the gate says so."""
@@ -245,19 +211,28 @@ class BlockStream:
         place = None if is_repeated else traffic.receiver.place(traffic.node, header.span)
         if place is None:
             answer = Signal.BLOCK_GOT if is_repeated else Signal.BLOCK_UNWANTED
-            self._arriving = _Unwanted(header, answer)
+            tag_bytes = 0 if self._wire.unsealing is None else TAG_BYTES
+            self._arriving = Unwanted(header, answer, tag_bytes)
         else:
             assert place.nbytes == header.span.length, (
                 f"a place of {place.nbytes} bytes for {header.span.length}"
             )
-            begun = traffic.options.hashing.begin()
-            self._arriving = _Placed(header, place, begun, self._wire.begin_block_mac())
+            self._arriving = self._arrival(header, place)
 
-    def _arrived(self, arrived: _Placed | _Unwanted) -> None:
+    def _arrival(self, header: BlockHeader, place: memoryview) -> Wanted:
+        begun = self._traffic.options.hashing.begin()
+        unsealing = self._wire.unsealing
+        if unsealing is None:
+            return Placed(header, place, begun, self._wire.begin_block_mac())
+        if self._scratch_in is None:
+            self._scratch_in = memoryview(bytearray(PIECE_BYTES))
+        return Sealed(header, place, begun, unsealing, self._scratch_in)
+
+    def _arrived(self, arrived: Wanted | Unwanted) -> None:
         """All of a block's bytes are there."""
         self._arriving = None
         header = arrived.header
-        if isinstance(arrived, _Unwanted):
+        if isinstance(arrived, Unwanted):
             self._wire.block_received(header.checksum, header.tag)
             return self._answer(header, arrived.answer)
         found = arrived.hash.intdigest()

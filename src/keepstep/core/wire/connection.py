@@ -11,14 +11,18 @@ dialer proves first, so a stranger learns nothing made with the secret. Each dir
 key of its own; every frame head, message and block header carries a MAC (16 bytes of HMAC-SHA256)
 and its place in the sequence, so that nothing can be altered, replayed, reordered or reflected.
 Block bytes carry XXH3-64, which finds accidents, and where both sides can a MAC of their own, which
-finds what was rewritten on purpose. Nothing is encrypted.
+finds what was rewritten on purpose.
+
+Where links are encrypted, an authenticated cipher takes the place of all these MACs (`seals.py`):
+the same frames with tags of the same size, and one more behind a block's bytes. That is no matter
+of agreement: each side says in its hello what it was told to do, and refuses another answer.
 
     greeting  magic, version                                   } records of one size whatever
     record    hello (who, what for, nonce) | proof | refusal   } the version, until both sides
                                                                } have proven themselves
     head      type, length, sequence, number, MAC              } frames; a signal is
     body      message (JSON) | block header, each with a MAC   } no more than a head
-    raw       a block's bytes
+    raw       a block's bytes, and their tag if encrypted
 
 Never allocates by a length the other side claims: before the proof all sizes are fixed, after it a
 length is read only under a good MAC and refused beyond its bound. Whatever bytes come, `receive`
@@ -44,9 +48,21 @@ from keepstep.core.wire.macs import (
     Mac,
     NewBlockMac,
     RunningMac,
+    hkdf_sha256,
     hmac_sha256,
 )
 from keepstep.core.wire.messages import decode, encode
+from keepstep.core.wire.seals import (
+    BODY,
+    HEAD,
+    Encrypted,
+    NewCipher,
+    Seal,
+    Sealing,
+    Signed,
+    Unopened,
+    Unsealing,
+)
 from keepstep.model.messages.peers import KeeperMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import (
@@ -80,7 +96,7 @@ _REFUSAL = struct.Struct("<BH71x")
 _RECORD_BYTES = _HELLO.size
 assert _RECORD_BYTES == _PROOF.size == _REFUSAL.size
 _IS_HELLO, _IS_PROOF, _IS_REFUSAL = 1, 2, 3
-_DIALER, _RESUMING, _SIGNS_BLOCKS = 1, 2, 4  # flags of a hello
+_DIALER, _RESUMING, _SIGNS_BLOCKS, _ENCRYPTS = 1, 2, 4, 8  # flags of a hello
 
 _HEAD = struct.Struct("<B3xIQQ")
 _BLOCK = struct.Struct("<16sIBqQQQQ16s")
@@ -100,20 +116,19 @@ Admit = Callable[[Identity, Dial], Refused | None]
 class WireFormat:
     """What messages and MACs are as bytes. Both sides must have the same. Keepers have the one that
     is written here; a large simulation may have a cheaper one. `new_block_mac`: a MAC for the bytes
-    of blocks, which have one when both sides can; `needs_block_mac`: who cannot is refused."""
+    of blocks, which have one when both sides can; `needs_block_mac`: who cannot is refused.
+    `new_cipher`: encrypts all of it, in place of the MACs; who has none is refused, and without it
+    who has one."""
 
     encode: Callable[[KeeperMessage], bytes] = encode
     decode: Callable[[bytes], KeeperMessage] = decode
     new_mac: Callable[[bytes], Mac] = hmac_sha256
     new_block_mac: NewBlockMac | None = None
     needs_block_mac: bool = False
+    new_cipher: NewCipher | None = None
 
 
 KEEPERS_FORMAT = WireFormat()
-
-
-def _no_key(data: bytes) -> bytes:
-    raise AssertionError("the connection is not open")
 
 
 class Connection:
@@ -151,8 +166,11 @@ class Connection:
         self._need = 0
         self._reader: Callable[[bytes], WireEvent | None] = self._on_nothing
         self._has_keys = False  # both sides have proven themselves
-        self._in_mac: Mac = _no_key
-        self._out_mac: Mac = _no_key
+        self._in_seal: Seal = Unopened()
+        self._out_seal: Seal = Unopened()
+        # of the block whose header came, or was made, last; None: its bytes cross as they are
+        self.unsealing: Unsealing | None = None
+        self.sealing: Sealing | None = None
         self._in_block_mac: BlockMac | None = None
         self._out_block_mac: BlockMac | None = None
         self._peer_signs_blocks = False
@@ -214,12 +232,17 @@ class Connection:
         return None if self._in_block_mac is None else self._in_block_mac(self._received - 1)
 
     def block_received(self, found: int, tag: bytes = NO_TAG) -> BlockWhole | BlockDamaged:
-        """The block's bytes are in, with this checksum and MAC."""
+        """The block's bytes are in, with this checksum. `tag`: the MAC that they have, or when they
+        were encrypted the tag that came behind them."""
         header = self._block
         self._block = None
         assert header is not None, "no block is coming"
         self._await(_HEAD_BYTES, self._on_head)
-        is_whole = found == header.checksum and hmac.compare_digest(tag, header.tag)
+        if self.unsealing is None:
+            is_proven = hmac.compare_digest(tag, header.tag)
+        else:
+            is_proven = self.unsealing.proves(tag)
+        is_whole = is_proven and found == header.checksum
         return BlockWhole(header) if is_whole else BlockDamaged(header, found)
 
     # what goes out
@@ -243,7 +266,8 @@ class Connection:
         return self._head_of(signal, 0, number)[1]
 
     def block(self, header: BlockHeader, source: memoryview) -> bytes:
-        """The bytes that must directly precede the block's own, which are those of `source`."""
+        """The bytes that must directly precede the block's own, which are those of `source`, or
+        when there is a `sealing` what that makes of them, and its tag."""
         s = header.span
         tag = NO_TAG
         if self._out_block_mac is not None:
@@ -262,13 +286,17 @@ class Connection:
             header.checksum,
             tag,
         )
-        return self._frame(_BLOCK_FRAME, body, header.number)
+        frame = self._frame(_BLOCK_FRAME, body, header.number)
+        if isinstance(self._out_seal, Encrypted):
+            self.sealing = self._out_seal.begin_block(self._sent - 1, body)
+        return frame
 
     # the handshake
 
     def _hello(self, dial: Dial) -> bytes:
         flags = (_DIALER if self._side == "dialer" else 0) | (_RESUMING if dial.resuming else 0)
         flags |= _SIGNS_BLOCKS if self._format.new_block_mac is not None else 0
+        flags |= _ENCRYPTS if self._encrypts else 0
         me = self._me
         return _HELLO.pack(
             _IS_HELLO,
@@ -321,6 +349,8 @@ class Connection:
             )
         if refused := self._admit(peer, asked):
             return self._refuse(refused.reason, refused.why)
+        if bool(flags & _ENCRYPTS) != self._encrypts:
+            return self._refuse(Refusal.ENCRYPTION, self._only_one_encrypts(f"node {node}"))
         self._peer_signs_blocks = bool(flags & _SIGNS_BLOCKS)
         if self._format.needs_block_mac and not self._peer_signs_blocks:
             return self._refuse(
@@ -357,8 +387,8 @@ class Connection:
             )
         if self._side == "acceptor":
             self._record(self._proof("acceptor"))
-        self._in_mac = self._format.new_mac(self._derive(f"{other} sends"))
-        self._out_mac = self._format.new_mac(self._derive(f"{self._side} sends"))
+        self._in_seal = self._new_seal(other)
+        self._out_seal = self._new_seal(self._side)
         if self._format.new_block_mac is not None and self._peer_signs_blocks:
             new = self._format.new_block_mac
             self._in_block_mac = new(self._derive(f"{other} sends blocks"))
@@ -367,31 +397,53 @@ class Connection:
         self._await(_HEAD_BYTES, self._on_head)
         return self._opened
 
+    def _new_seal(self, side: Side) -> Seal:
+        """Of what that side sends."""
+        new_cipher = self._format.new_cipher
+        if new_cipher is None:
+            return Signed(self._format.new_mac(self._derive(f"{side} sends")))
+        purpose = f"keepstep {VERSION} {side} encrypts".encode()
+        return Encrypted(new_cipher(hkdf_sha256(self._secret, self._transcript, purpose)))
+
+    @property
+    def _encrypts(self) -> bool:
+        return self._format.new_cipher is not None
+
+    def _only_one_encrypts(self, who: str) -> str:
+        here, there = ("on", "off") if self._encrypts else ("off", "on")
+        return (
+            f"`encrypt` is {here} on this node and {there} on {who}: set it on every node or on "
+            "none"
+        )
+
     def _on_refusal(self, piece: bytes) -> Refused:
         code = _REFUSAL.unpack(piece)[1]
         known = code in set(Refusal)
         reason = Refusal(code) if known else Refusal.MALFORMED
+        why = "it said so" if known else f"for an unknown reason ({code})"
+        if reason is Refusal.ENCRYPTION:
+            why = self._only_one_encrypts("the other one")
         self._await(0, self._on_nothing)
-        self.closed = Refused(
-            reason, "it said so" if known else f"for an unknown reason ({code})", by_peer=True
-        )
+        self.closed = Refused(reason, why, by_peer=True)
         return self.closed
 
     # frames
 
     def _frame(self, kind: int, body: bytes, number: int) -> bytes:
-        head, signed = self._head_of(kind, len(body), number)
-        return signed + body + self._out_mac(head + body)
+        sequence = self._sent
+        head, closed = self._head_of(kind, len(body), number)
+        return closed + self._out_seal.close(BODY, sequence, body, head)
 
     def _head_of(self, kind: int, length: int, number: int) -> tuple[bytes, bytes]:
-        """Without and with its MAC."""
+        """As it is, and closed."""
         head = _HEAD.pack(kind, length, self._sent, number)
+        closed = self._out_seal.close(HEAD, self._sent, head)
         self._sent += 1
-        return head, head + self._out_mac(head)
+        return head, closed
 
     def _on_head(self, piece: bytes) -> WireEvent | None:
-        head = piece[:_HEAD_SIZE]
-        if not hmac.compare_digest(self._in_mac(head), piece[_HEAD_SIZE:]):
+        head = self._in_seal.open(HEAD, self._received, piece)
+        if head is None:
             return self._refuse(
                 Refusal.DAMAGED, f"the head of frame {self._received} fails its MAC"
             )
@@ -419,8 +471,8 @@ class Connection:
         return None
 
     def _on_body(self, piece: bytes) -> WireEvent | None:
-        body = piece[:-TAG_BYTES]
-        if not hmac.compare_digest(self._in_mac(self._head + body), piece[-TAG_BYTES:]):
+        body = self._in_seal.open(BODY, self._received - 1, piece, self._head)
+        if body is None:
             return self._refuse(
                 Refusal.DAMAGED, f"the body of frame {self._received - 1} fails its MAC"
             )
@@ -458,6 +510,8 @@ class Connection:
             )
         span = Span(rank, Stamp(step, epoch), _PARTS[part], offset, length)
         self._block = BlockHeader(span, checksum, self._number, tag)
+        if isinstance(self._in_seal, Encrypted):
+            self.unsealing = self._in_seal.begin_arrival(self._received - 1, body)
         self._await(0, self._on_nothing)
         return BlockComing(self._block)
 

@@ -7,6 +7,7 @@ slow: its MAC is one that runs at memory speed, and its caller brings it (`codin
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Callable
 from typing import Protocol
 
@@ -38,6 +39,12 @@ def hmac_sha256(key: bytes) -> Mac:
         return other.digest()[:TAG_BYTES]
 
     return tag
+
+
+def hkdf_sha256(secret: bytes, salt: bytes, purpose: bytes) -> bytes:
+    """A key of 32 bytes: HKDF (RFC 5869), whose output is no longer than one hash."""
+    drawn = hmac.digest(salt, secret, "sha256")
+    return hmac.digest(drawn, purpose + b"\1", "sha256")
 
 
 class RunningMac(Protocol):

@@ -21,7 +21,7 @@ from keepstep.model.wire import Identity, Span
 if TYPE_CHECKING:
     from keepstep.core.wire.link_table import LinkTable, Shell
 
-NewLinkTable = Callable[[Identity, bytes, "Shell"], "LinkTable"]
+NewLinkTable = Callable[[Identity, bytes, bool, "Shell"], "LinkTable"]
 
 
 class TcpLinks:
@@ -36,7 +36,7 @@ class TcpLinks:
         new_table: NewLinkTable,
     ) -> None:
         """`silence_ns`: bytes that the other kernel has not acknowledged for so long break a
-        connection. `new_table(me, secret, shell)`: the table of links of that keeper.
+        connection. `new_table(me, secret, encrypt, shell)`: the table of links of that keeper.
 
         Raises KeeperError when the address is not this node's, or taken.
         """
@@ -46,19 +46,20 @@ class TcpLinks:
         self._tcp = TcpOptions(unacked_s=silence_ns / S_NS)
         self._reserved: socket.socket | None = _reserve(address)
         self.address: Address = self._reserved.getsockname()[:2]
-        self._who: tuple[int, bytes] | None = None
+        self._who: tuple[int, bytes, bool] | None = None
         self._peers: Peers | None = None
 
-    def be(self, node: int, secret: bytes) -> None:
-        if self._who == (node, secret):
+    def be(self, node: int, secret: bytes, encrypt: bool = False) -> None:
+        who = (node, secret, encrypt)
+        if self._who == who:
             return
         if self._peers is not None:
             self._peers.close("another number")
-        self._who = (node, secret)
+        self._who = who
         self._peers = None
         me = Identity(self._job_hash, node, self._incarnation)
         self._peers = Peers(
-            lambda shell: self._new_table(me, secret, shell),
+            lambda shell: self._new_table(me, secret, encrypt, shell),
             PeerOptions(bind=self.address, tcp=self._tcp),
         )
         self._free()

@@ -61,11 +61,25 @@ def check_needs(settings: Settings) -> None:
         raise ConfigError(
             "block_mac: expected cryptography, found none: pip install 'keepstep[secure]'"
         )
+    if settings.encrypt:
+        _check_encryption(settings)
     codes = (Parity, ReedSolomon)
     if isinstance(parse_policy(settings.redundancy), codes) and not has_package("numpy"):
         raise ConfigError(
             f"redundancy: expected numpy for {settings.redundancy!r}, found none: "
             "pip install 'keepstep[rs]'"
+        )
+
+
+def _check_encryption(settings: Settings) -> None:
+    if not has_package("cryptography"):
+        raise ConfigError(
+            "encrypt: expected cryptography, found none: pip install 'keepstep[secure]'"
+        )
+    if settings.secret is None:
+        raise ConfigError(
+            "encrypt: expected a `secret` of the job's own, found none: one that is made at the "
+            "start crosses the network readable; set KEEPSTEP_SECRET on every node"
         )
 
 

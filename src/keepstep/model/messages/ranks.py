@@ -19,7 +19,8 @@ class NodeHost:
 @dataclass(frozen=True, slots=True)
 class NodeKeeper:
     """Where this rank's keeper listens. `fresh_secret` is for jobs that have none of their own
-    (`own_secret`), which never travels. `mesh_version`: one that is newer than any it knows."""
+    (`own_secret`), which never travels. `encrypts`: what it says to other nodes' keepers.
+    `mesh_version`: one that is newer than any it knows."""
 
     KIND: ClassVar[str] = "keeper"
     job: Text
@@ -29,6 +30,7 @@ class NodeKeeper:
     rack: Text | None
     own_secret: bool
     fresh_secret: Text
+    encrypts: bool
     mesh_version: StepNumber
 
     @property

@@ -377,11 +377,18 @@ class Meeting:
         own = None
         if options.secret is None:
             own = self._standing.secret or world.token() + world.token()
-        opening = await self._record.open(Opening(own, world.clock.wall_ns() // MS_NS))
+        proposal = Opening(own, world.clock.wall_ns() // MS_NS, options.encrypt)
+        opening = await self._record.open(proposal)
         self._first_version = opening.first_version
         secret = options.secret or opening.secret
         if secret is None:
             raise ConfigError("secret: expected one, as on the node that came first, found none")
+        if opening.encrypt != options.encrypt:
+            expected, found = ("on", "off") if opening.encrypt else ("off", "on")
+            raise ConfigError(
+                f"encrypt: expected {expected}, as on the node that came first, found {found}: set "
+                "it on every node or on none"
+            )
         self._secret = self._standing.secret = secret
         self._coordinator = Coordinator(
             world.clock,
@@ -514,7 +521,7 @@ class Meeting:
         if texts is None or CALLED_OFF in texts:
             return None
         version = mesh_version(number, self._first_version, arrivals)
-        mesh = Mesh(version, node, members_of(arrivals), self._secret)
+        mesh = Mesh(version, node, members_of(arrivals), self._secret, self._options.encrypt)
         self._standing.mine = replace(self._standing.mine, newest_version=version)
         place = self._assignment(mesh, int(texts[nodes.index(0)]))
         self._tell_formed(place, mesh, began_ns)

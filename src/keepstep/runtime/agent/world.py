@@ -39,6 +39,7 @@ class AgentOptions:
     has_store: bool
     budget: str
     secret: str | None
+    encrypt: bool
     rack: str | None
     link_dead_s: float
     shrink_after_s: float
@@ -63,6 +64,7 @@ class AgentOptions:
             has_store=settings.store is not None,
             budget=settings.budget,
             secret=settings.secret,
+            encrypt=settings.encrypt,
             rack=settings.rack,
             link_dead_s=settings.link_dead_s,
             shrink_after_s=settings.shrink_after_s,

@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 
+from keepstep.coding.aes_gcm import AesGcm
 from keepstep.coding.checksum import checksum, running_checksum
 from keepstep.coding.gmac import gmac
 from keepstep.core.wire.connection import KEEPERS_FORMAT, NONCE_BYTES, WireFormat
@@ -21,19 +22,25 @@ from keepstep.model.wire import Flow, Identity
 from keepstep.ports import Receiver
 
 HASHING = Hashing(checksum, running_checksum)
+_NO_CRYPTOGRAPHY = (
+    "expected the package cryptography, which `on` needs, and it is not here: "
+    "pip install 'keepstep[secure]'"
+)
 
 
-def wire_format(block_mac: str) -> WireFormat:
-    """Raises KeeperError when blocks need MACs and cannot have them."""
+def wire_format(block_mac: str, encrypt: bool = False) -> WireFormat:
+    """What is encrypted needs no MACs beside it. Raises KeeperError when links need what cannot be
+    had."""
+    if encrypt:
+        if not has_package("cryptography"):
+            raise KeeperError(f"encrypt: {_NO_CRYPTOGRAPHY}")
+        return replace(KEEPERS_FORMAT, new_cipher=AesGcm)
     if block_mac == "off":
         return KEEPERS_FORMAT
     new = gmac if has_package("cryptography") else None
     needs = block_mac == "on"
     if needs and new is None:
-        raise KeeperError(
-            "block_mac: expected the package cryptography, which `on` needs, and it is not here: "
-            "pip install 'keepstep[secure]'"
-        )
+        raise KeeperError(f"block_mac: {_NO_CRYPTOGRAPHY}")
     return replace(KEEPERS_FORMAT, new_block_mac=new, needs_block_mac=needs)
 
 
@@ -77,16 +84,20 @@ def open_tcp_links(
     """See `ports.OpenLinks`. `gate`: says when blocks may go, and is asked by one thread at a
     time; without one they always may. `block_mac`: auto, on or off.
 
-    Raises KeeperError when the address is not this node's, or blocks need MACs and cannot have
-    them."""
+    Raises KeeperError when the address is not this node's, or links need what cannot be had."""
     timeouts = LinkTimeouts.within(dead_ns)
     locked = LockedGate(gate) if gate is not None else None
-    format = wire_format(block_mac)
-    options = LinkOptions(hashing=HASHING, timeouts=timeouts, gate=locked, format=format)
+    wire_format(block_mac)  # what it needs is missed now
+    options = LinkOptions(hashing=HASHING, timeouts=timeouts, gate=locked)
+
+    def new_table(me: Identity, secret: bytes, encrypt: bool, shell: Shell) -> LinkTable:
+        format = wire_format(block_mac, encrypt)
+        return new_link_table(me, secret, receiver, shell, replace(options, format=format))
+
     return TcpLinks(
         job_hash,
         incarnation,
         address,
         timeouts.silence_ns,
-        lambda me, secret, shell: new_link_table(me, secret, receiver, shell, options),
+        new_table,
     )

@@ -32,13 +32,14 @@ CODEC: Codec[Any] = Codec([NodeHost, NodeKeeper])
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What this node knows about itself. `host`, `rack`, `secret`: as configured, None where they
-    are not. `meeting_host`: where the ranks met; empty where nobody knows. `address_towards`: this
-    machine's address on the way to a host; raises OSError when there is no way. `fresh_secret`: one
-    that nobody can guess, for jobs that have none of their own."""
+    are not; `encrypt`: as configured. `meeting_host`: where the ranks met; empty where nobody
+    knows. `address_towards`: this machine's address on the way to a host; raises OSError when there
+    is no way. `fresh_secret`: one that nobody can guess, for jobs that have none of their own."""
 
     host: str | None
     rack: str | None
     secret: str | None
+    encrypt: bool
     meeting_host: str
     has_process_group: bool
     address_towards: Callable[[str], str]
@@ -117,6 +118,7 @@ class Bootstrap:
             rack=node.rack,
             own_secret=has_own,
             fresh_secret="" if has_own else node.fresh_secret,
+            encrypts=node.encrypt,
             mesh_version=version,
         )
         self._gather(mine, lambda found: self._attempt(self._tell_mesh, found))
@@ -179,7 +181,8 @@ def mesh_of(found: Sequence[NodeKeeper], rank: int, own_secret: str | None) -> M
     mine = found[rank].address
     node = next(number for number, (keeper, _) in enumerate(nodes) if keeper == mine)
     version = max(one.mesh_version for one in found)
-    return Mesh(version, node, members, own_secret or found[0].fresh_secret)
+    secret = own_secret or found[0].fresh_secret
+    return Mesh(version, node, members, secret, found[rank].encrypts)
 
 
 def _check(found: Sequence[NodeKeeper]) -> None:
@@ -189,6 +192,7 @@ def _check(found: Sequence[NodeKeeper]) -> None:
             f"job: expected one name on all nodes, found {' and '.join(jobs)}; set KEEPSTEP_JOB"
         )
     _check_all_or_none("secret", [one.own_secret for one in found])
+    _check_all_or_none("encrypt", [one.encrypts for one in found])
     _check_all_or_none("rack", [one.rack is not None for one in found])
 
 

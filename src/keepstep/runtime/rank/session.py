@@ -549,6 +549,7 @@ def _node_facts(settings: Settings) -> NodeFacts:
         host=settings.host,
         rack=settings.rack,
         secret=settings.secret,
+        encrypt=settings.encrypt,
         meeting_host=os.environ.get("MASTER_ADDR", ""),
         has_process_group=process_group() is not None,
         address_towards=address_towards,

@@ -45,7 +45,7 @@ class MeshLinks:
 
     def open(self, nodes: Iterable[int]) -> None:
         """Join the mesh, and be linked with these nodes of it."""
-        self._links.be(self.mesh.node, self.mesh.secret.encode())
+        self._links.be(self.mesh.node, self.mesh.secret.encode(), self.mesh.encrypt)
         self._inbox.join(self.mesh.version)
         self.link_with(nodes)
 

@@ -210,6 +210,7 @@ class SimNode:
             host=machine.host,
             rack=machine.rack,
             secret=self.around.settings.secret,
+            encrypt=self.around.settings.encrypt,
             meeting_host=meeting_host,
             has_process_group=True,
             address_towards=lambda host: machine.host,

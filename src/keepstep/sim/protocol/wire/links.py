@@ -66,7 +66,8 @@ class SimLinks:
         """Its number, and the secret of those it talks to."""
         return self._who
 
-    def be(self, node: int, secret: bytes) -> None:
+    def be(self, node: int, secret: bytes, encrypt: bool = False) -> None:
+        assert not encrypt, "nobody listens in a simulated network"
         if self._who == (node, secret):
             return
         if self._peers is not None:
