@@ -134,8 +134,8 @@ class Options(Generic[Unset, Directory]):
         default=0,
         check=Check("0 (choose) or 2 to 8", lambda value: value == 0 or 2 <= value <= 8),
         topic=Topic.SNAPSHOTS,
-        help="Snapshots per rank that memory has room for. 0: two, and more where captures find none "
-        "free and the memory allows it.",
+        help="Snapshots per rank that memory has room for. 0: two, and more where captures find "
+        "none free and the memory allows it.",
         example=3,
         metavar="N",
     )

@@ -313,6 +313,8 @@ def test_a_foreign_world_and_an_empty_store_is_refused() -> None:
     everybody(vote, set(), foreign=4)
     [refusal] = vote.listed(StoreListing([]))
     assert isinstance(refusal, Refuse)
+    assert "there is no checkpoint in the store that could bridge that" in refusal.why
+    assert "give a store" not in refusal.why
 
 
 def test_a_rank_of_another_world_is_refused() -> None:

@@ -33,6 +33,7 @@ from keepstep.model.messages.peers import (
 )
 from keepstep.model.restore_sources import RestoreSource
 from keepstep.model.snapshot import Stamp
+from keepstep.runtime.keeper.left_behind import LeftBehind
 from keepstep.runtime.keeper.resume import Resume, Then
 from tests.runtime.fakes import FakeJournal, FakeTime
 
@@ -47,6 +48,7 @@ class VotingHost:
     def __init__(self, ranks: list[int], has_store: bool = False) -> None:
         self.journal = FakeJournal()
         self.ranks = ranks
+        self.new: set[int] = set()  # who never lived here under that number
         self.told: list[tuple[int, ToRank]] = []
         self.went: list[tuple[str, int]] = []
         self.refusals: list[VoteRefused] = []
@@ -68,7 +70,10 @@ class VotingHost:
         return self.ranks
 
     def completed_step(self, rank: int) -> int | None:
-        return 5 + rank
+        return None if rank in self.new else 5 + rank
+
+    def left_behind(self, world_size: int) -> LeftBehind:
+        return LeftBehind(world_size + 1, 3)
 
     def has_failed(self, rank: int) -> bool:
         return rank == 3
@@ -389,3 +394,14 @@ def test_only_who_leads_listens_to_other_nodes_ranks(leads: bool) -> None:
     host.resume.ranks_are_gone([2, 3])
     host.resume.inventories_changed()
     assert len(nodes.said) == leads
+
+
+def test_what_another_world_has_left_is_told_for_who_has_nothing_of_its_own() -> None:
+    """Under another number: with fewer ranks the survivors are numbered anew."""
+    host, nodes = VotingHost([0, 1]), FakeResumeNodes()
+    host.resume.begin_mesh(nodes, mesh(0))
+    host.new = {1}
+    host.resume.joined(JoinVote(0, RANKS, 1, (STAMP,)))
+    host.resume.joined(JoinVote(1, RANKS, 1, ()))
+    told = [body for body in nodes.heard if isinstance(body, RankJoined)]
+    assert [(t.foreign_world, t.completed_step) for t in told] == [(None, 5), (RANKS + 1, 3)]

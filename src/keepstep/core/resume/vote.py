@@ -325,10 +325,10 @@ class Vote:
             return [
                 Refuse(
                     f"memory holds this job's state for {foreign[0]} ranks and the job has "
-                    f"{self.world_size} now; "
-                    "no checkpoint can bridge that. "
-                    f"Run with {foreign[0]} ranks, give a store, or start over with "
-                    "KEEPSTEP_FRESH=1 (keepstep run --fresh)",
+                    f"{self.world_size} now, and there is {self._no_checkpoint()} that could "
+                    "bridge that. "
+                    f"Run with {foreign[0]} ranks{'' if self.has_store else ', give a store'}, or "
+                    "start over with KEEPSTEP_FRESH=1 (keepstep run --fresh)",
                     is_final=True,
                 )
             ]
@@ -351,8 +351,11 @@ class Vote:
             )
             self._look_anew()
             return [refusal]
-        store = "no checkpoint in the store" if self.has_store else "no store"
-        return self._make("fresh", Stamp(-1, 0), f"{why_not_memory}, {store}: a fresh start{after}")
+        why = f"{why_not_memory}, {self._no_checkpoint()}: a fresh start{after}"
+        return self._make("fresh", Stamp(-1, 0), why)
+
+    def _no_checkpoint(self) -> str:
+        return "no checkpoint in the store" if self.has_store else "no store"
 
     def _start_over(self) -> list[Action]:
         """A checkpoint of the run before would be taken for one of this run's when that fails: the

@@ -66,6 +66,7 @@ from keepstep.ports import Box
 from keepstep.runtime.job_name import job_hash
 from keepstep.runtime.keeper.checkpoint_desk import CheckpointDesk
 from keepstep.runtime.keeper.checkpointing import Checkpointing
+from keepstep.runtime.keeper.left_behind import LeftBehind, left_behind
 from keepstep.runtime.keeper.persister_client import PersisterClient
 from keepstep.runtime.keeper.persister_watch import PersisterWatch
 from keepstep.runtime.keeper.resume import Resume
@@ -434,6 +435,11 @@ class Keeper:
         """See `ResumeHost`."""
         status = self.status(rank)
         return None if status is None or status.completed_step < 0 else status.completed_step
+
+    def left_behind(self, world_size: int) -> LeftBehind:
+        """See `ResumeHost`."""
+        job_dir, pages = self._settings.job_dir, self.statuses().values()
+        return left_behind(self._memory, job_dir, self._job_hash, world_size, pages)
 
     def has_failed(self, rank: int) -> bool:
         """See `ResumeHost`."""

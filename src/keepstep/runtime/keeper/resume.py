@@ -41,6 +41,7 @@ from keepstep.model.messages.peers import (
 from keepstep.model.restore_sources import RestoreSource
 from keepstep.model.snapshot import Stamp
 from keepstep.ports import Clock, Journal
+from keepstep.runtime.keeper.left_behind import LeftBehind
 from keepstep.runtime.keeper.vote_leader import VoteHost, VoteLeader, VoteNodes
 
 Then = Callable[[str | None], None]
@@ -60,6 +61,9 @@ class ResumeHost(VoteHost, Protocol):
 
     def completed_step(self, rank: int) -> int | None:
         """How far the rank had come, as its page says."""
+
+    def left_behind(self, world_size: int) -> LeftBehind:
+        """By a job of another size than that."""
 
     def has_failed(self, rank: int) -> bool:
         """Whether the rank's last life said that the program failed."""
@@ -210,13 +214,16 @@ class Resume:
             self._host.refused(refused)
             self._host.tell(rank, refused)
             return
+        # only who has nothing of its own asks what others have left here
+        left = LeftBehind() if join.holds else self._host.left_behind(join.world_size)
+        completed_step = self._host.completed_step(rank)
         joined = RankJoined(
             rank=rank,
             world_size=join.world_size,
             incarnation=join.incarnation,
             holds=join.holds,
-            foreign_world=join.foreign_world,
-            completed_step=self._host.completed_step(rank),
+            foreign_world=join.foreign_world or left.world_size,
+            completed_step=left.completed_step if completed_step is None else completed_step,
             epoch=self._host.newest_epoch(),
             failed=self._host.has_failed(rank),
             fresh=join.fresh,

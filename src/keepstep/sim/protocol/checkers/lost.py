@@ -1,5 +1,6 @@
 """Lost steps: all go back to the newest generation that there was after the last thing that the
-nemesis did, and never behind what is owed.
+nemesis did, and never behind what is owed. Nobody begins afresh where the memory of a machine holds
+this job's state of another world size.
 
 Counts what was lost. Not verified: how far the newest generation lies behind the training (a slow
 network makes that as large as it likes); resumptions in which something struck between the first
@@ -8,9 +9,12 @@ rank's question and the permission, beyond what is owed.
 
 from __future__ import annotations
 
+from keepstep.edge.shm.slot_store import SHELVES
 from keepstep.model.snapshot import Stamp
+from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.checker import Checker
-from keepstep.sim.protocol.checkers.inspection import restorable
+from keepstep.sim.protocol.checkers.inspection import Inspection, restorable
+from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.job.program import Program
 
 
@@ -24,6 +28,11 @@ class LostSteps(Checker):
     _joined_ns = -1
     _completed = -1
 
+    def __init__(self, job: SimJob, atlas: Atlas) -> None:
+        super().__init__(job, atlas)
+        # by machine: the size of another world whose state it holds, when a rank there asked last
+        self._foreign: dict[int, int | None] = {}
+
     def struck(self, what: str) -> None:
         self._best = max(restorable(self.job, self.atlas.world_size), default=None)
         self._ranks = self.atlas.world_size
@@ -32,11 +41,25 @@ class LostSteps(Checker):
     def joined(self, program: Program) -> None:
         if self._joined_ns < 0:
             self._joined_ns = self.job.world.now_ns
+        if self.job.plan.min_nodes:
+            machine = program.process.machine
+            inspection = Inspection(machine, self.job.around.settings.job_dir)
+            headers = [
+                h for part in ("", *SHELVES.values()) for _, h, _, _ in inspection.proven(part)
+            ]
+            foreign = {h.world_size for h in headers} - {program.who.world_size}
+            self._foreign[machine.number] = max(foreign, default=None)
 
     def stepped(self, program: Program, step: int) -> None:
         self._completed = max(self._completed, step)
 
     def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
+        foreign = self._foreign.get(program.process.machine.number)
+        if source == "fresh" and foreign is not None:
+            self.violated(
+                f"rank {program.who.rank} of {program.who.world_size} starts afresh, and its "
+                f"machine holds state of {foreign} ranks"
+            )
         # Epochs begin again when all memory is lost.
         begins_again = source != "memory" and self._joined_ns >= 0
         if epoch <= self._epoch and not begins_again:
