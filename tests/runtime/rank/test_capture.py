@@ -19,7 +19,7 @@ from keepstep.edge.shm.slot import Slot, slot_path, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import IdentityError, MemoryBudgetError
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp
-from keepstep.model.units import PAGE_BYTES
+from keepstep.model.units import GIB, PAGE_BYTES
 from keepstep.model.wire import Part
 from keepstep.runtime.rank.capture import GROW_INLINE_BYTES, Capture, Holdings
 from keepstep.runtime.rank.commit_view import CommitLook, CommitView, PagesOfOneNode
@@ -291,9 +291,10 @@ def test_what_the_budget_has_no_room_for_is_not_made(tmp_path: Path) -> None:
     room = RankRoom(tmp_path)
     room.options = replace(room.options, slots=0)
     room.live.state = bytes(SMALL_BLOCKS * MEMORY.block_bytes)
+    free = [8 * GIB]
+    room.world = replace(room.world, available_bytes=lambda: free[0])
     trainee = Trainee(tmp_path, room, Behind()).prepare()
-    room.world = replace(room.world, available_bytes=lambda: 0)
-    trainee.capture._world = room.world
+    free[0] = 0
     for step in range(20):
         trainee.step(step)
     assert len(trainee.told.slots) == 2 and room.journal.kinds == ["skipped"]

@@ -20,20 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from keepstep.core.redundancy import memory_budget
 from keepstep.core.resume.cadence import Cadence, is_due
 from keepstep.core.resume.slot_growth import SlotGrowth
 from keepstep.core.resume.slots import Skip, Take, choose
-from keepstep.edge.shm.slot import Slot, check_identity, slot_bytes, slot_path, slot_paths
+from keepstep.edge.shm.slot import Slot, check_identity, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError
 from keepstep.model.events import WARNING
 from keepstep.model.layout import Layout
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
-from keepstep.model.topology import parse_policy
 from keepstep.model.units import KIB, MIB, human_bytes
 from keepstep.ports import Acts, Gathered, StateCopy
 from keepstep.runtime.rank.commit_view import CommitLook, CommitView
+from keepstep.runtime.rank.slot_maker import SlotMaker
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 
 GROW_INLINE_BYTES = 16 * MIB  # a slot this small is made quicker than a step
@@ -125,6 +124,7 @@ class Capture:
         self._manifest: _Manifest | None = None
         self._under_way: _UnderWay | None = None
         self._cadence = Cadence()
+        self._maker = SlotMaker(world, options, who)
         self._growth = SlotGrowth()
         self._is_adding = False  # one more slot is being made
         self._captured_steps = 0
@@ -213,7 +213,7 @@ class Capture:
         coming_bytes, manifest_bytes, remark = self._world.live.coming_bytes()
         payload = coming_bytes + OBJECTS_SLACK_BYTES
         manifest = manifest_bytes + manifest_bytes // 2 + 4 * KIB
-        plan = self._plan(payload, manifest)
+        plan = self._maker.plan(payload, manifest, len(self._slots))
         for index in range(plan.slots):
             yield
             is_there = index < len(self._slots)
@@ -226,43 +226,11 @@ class Capture:
         self._page.publish(slots=tuple(self._views))
         return plan.why + remark
 
-    def _plan(self, payload: int, manifest: int) -> memory_budget.SlotPlan:
-        who, options = self._who, self._options
-        memory = self._world.memory
-        paths = [slot_path(options.job_dir, who.rank, i) for i in range(len(self._slots))]
-        own = sum(memory.size(path) for path in paths) * who.local_world_size
-        policy = parse_policy(options.redundancy)
-        return memory_budget.plan(
-            slot_bytes(payload, manifest, memory.block_bytes),
-            who.local_world_size,
-            memory.free_bytes(options.arena_dir),
-            self._world.available_bytes(),
-            options.slots,
-            options.has_store,
-            str(options.arena_dir),
-            held=memory_budget.held_slots(policy) if who.has_many_nodes else 0.0,
-            many_nodes=who.has_many_nodes,
-            there_bytes=own + self._held_bytes(),
-            block_bytes=memory.block_bytes,
-        )
-
-    def _held_bytes(self) -> int:
-        """What this node's keeper holds for others already: it is in the plan, and no longer in
-        what is free."""
-        memory, total = self._world.memory, 0
-        for part in ("held", "parity"):
-            for rank in memory.names(self._options.job_dir / part):
-                directory = self._options.job_dir / part / rank
-                total += sum(memory.size(directory / name) for name in memory.names(directory))
-        return total
-
     def _fits(self, slot: Slot, payload: int, manifest: int) -> bool:
         return slot.capacity >= payload and slot.manifest_capacity >= manifest
 
     def _replace(self, index: int, payload: int, manifest: int) -> None:
-        path = slot_path(self._options.job_dir, self._who.rank, index)
-        fresh = Slot.create(self._world.memory, path, payload, manifest)
-        self._world.live.pin(fresh)
+        fresh = self._maker.make(index, payload, manifest)
         if index < len(self._slots):
             self._slots[index].close()
             self._slots[index] = fresh
@@ -276,19 +244,8 @@ class Capture:
             return
         self._is_adding = True
         index, like = len(self._slots), self._slots[0]
-        acts = self._make_slot(index, like.capacity, like.manifest_capacity)
+        acts = self._maker.one_more(index, like.capacity, like.manifest_capacity)
         self._world.aside.act(_guarded(acts), lambda made: self._added(index, made))
-
-    def _make_slot(self, index: int, payload: int, manifest: int) -> Acts[Slot | None]:
-        """None where the budget has no room for it."""
-        yield
-        if self._plan(payload, manifest).most <= index:
-            return None
-        path = slot_path(self._options.job_dir, self._who.rank, index)
-        fresh = Slot.create(self._world.memory, path, payload, manifest)
-        yield
-        self._world.live.pin(fresh)
-        return fresh
 
     def _added(self, index: int, made: Slot | _Failed | None) -> None:
         self._is_adding = False

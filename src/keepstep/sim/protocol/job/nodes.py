@@ -139,9 +139,8 @@ class SimNode:
 
     def new_program(self, process: Process, environ: Mapping[str, str]) -> Program:
         """A rank's, as its environment has it; not begun yet."""
-        around = self.around
+        around, machine = self.around, self.machine
         plan = around.plan
-        machine = self.machine
         rank, world_size = place_in_world(environ)
         newcomer_at = place_of_newcomer(environ)
         here = int(environ["LOCAL_WORLD_SIZE"])
@@ -164,6 +163,7 @@ class SimNode:
         is_split = not plan.wires.light
         act_ns = plan.act_ns_of(rank, world_size)
         trainer = TrainerExecutor(process, act_ns, is_split, tempo.trainer_act_ns)
+        beside = partial(SerialExecutor, process, act_ns, is_split, tempo.background_act_ns)
         world = RankWorld(
             clock=machine.clock,
             timers=SimTimers(process),
@@ -174,8 +174,8 @@ class SimNode:
             live=live,
             groups=groups,
             trainer=trainer,
-            background=SerialExecutor(process, act_ns, is_split, tempo.background_act_ns),
-            aside=SerialExecutor(process, act_ns, is_split, tempo.background_act_ns),
+            background=beside(),
+            aside=beside(),
             available_bytes=lambda: memory.free_bytes(self.job_dir),
             pid=process.pid,
             has_agent="KEEPSTEP_AGENT" in environ,

@@ -1,0 +1,67 @@
+"""Slot maker: memory for one rank's slots, within the budget of its machine.
+
+Comes in: how large a slot has to be. Goes out: the plan, and slots that are pre-faulted and pinned.
+How many there are, and when, is decided in `core/redundancy/memory_budget.py` and
+`core/resume/slot_growth.py`.
+"""
+
+from __future__ import annotations
+
+from keepstep.core.redundancy import memory_budget
+from keepstep.edge.shm.slot import Slot, slot_bytes, slot_path
+from keepstep.edge.shm.slot_store import SHELVES
+from keepstep.model.topology import parse_policy
+from keepstep.ports import Acts
+from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
+
+
+class SlotMaker:
+    """One rank's."""
+
+    def __init__(self, world: RankWorld, options: RankOptions, who: RankIdentity) -> None:
+        self._world, self._options, self._who = world, options, who
+
+    def plan(self, payload: int, manifest: int, there: int) -> memory_budget.SlotPlan:
+        """For slots of that many bytes, of which so many are there. Raises MemoryBudgetError."""
+        who, options = self._who, self._options
+        memory = self._world.memory
+        paths = [slot_path(options.job_dir, who.rank, index) for index in range(there)]
+        own = sum(memory.size(path) for path in paths) * who.local_world_size
+        policy = parse_policy(options.redundancy)
+        return memory_budget.plan(
+            slot_bytes(payload, manifest, memory.block_bytes),
+            who.local_world_size,
+            memory.free_bytes(options.arena_dir),
+            self._world.available_bytes(),
+            options.slots,
+            options.has_store,
+            str(options.arena_dir),
+            held=memory_budget.held_slots(policy) if who.has_many_nodes else 0.0,
+            many_nodes=who.has_many_nodes,
+            there_bytes=own + self._held_bytes(),
+            block_bytes=memory.block_bytes,
+        )
+
+    def _held_bytes(self) -> int:
+        """What this node's keeper holds for others already: it is in the plan, and no longer in
+        what is free."""
+        memory, total = self._world.memory, 0
+        for part in SHELVES.values():
+            for rank in memory.names(self._options.job_dir / part):
+                directory = self._options.job_dir / part / rank
+                total += sum(memory.size(directory / name) for name in memory.names(directory))
+        return total
+
+    def make(self, index: int, payload: int, manifest: int) -> Slot:
+        """In place of the one of that number, if there is one. Raises MemoryBudgetError."""
+        path = slot_path(self._options.job_dir, self._who.rank, index)
+        fresh = Slot.create(self._world.memory, path, payload, manifest)
+        self._world.live.pin(fresh)
+        return fresh
+
+    def one_more(self, index: int, payload: int, manifest: int) -> Acts[Slot | None]:
+        """Of that number; None where the budget has no room for it. Raises MemoryBudgetError."""
+        yield
+        if self.plan(payload, manifest, index).most <= index:
+            return None
+        return self.make(index, payload, manifest)
