@@ -139,8 +139,7 @@ class SimNode:
 
     def new_program(self, process: Process, environ: Mapping[str, str]) -> Program:
         """A rank's, as its environment has it; not begun yet."""
-        around, machine = self.around, self.machine
-        plan = around.plan
+        around, machine, plan = self.around, self.machine, self.around.plan
         rank, world_size = place_in_world(environ)
         newcomer_at = place_of_newcomer(environ)
         here = int(environ["LOCAL_WORLD_SIZE"])
