@@ -37,7 +37,7 @@ NO_WITNESSES = ("processes", "gpu", "security", "mutants")  # slow, or real mach
 HANGS_S = 300  # by the clock: what waits for something that never comes
 PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={HANGS_S}")
 LIMITS_S = (20, 60, 300, 1200)  # of computing, for each round
-MEMORY_BYTES = 8 << 30
+MEMORY_BYTES = 8 << 30  # of data: etcd maps a file that is larger
 
 Command = tuple[str, ...]
 
@@ -121,7 +121,7 @@ class Witnesses:
     def _witness(self, command: Command, limit_s: int, write: int) -> int:
         os.chdir(self._tree)
         resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
         os.environ |= self._environ
         null = os.open(os.devnull, os.O_RDWR)
         for each in range(3):
