@@ -1,40 +1,40 @@
 """Kill rate: how many small wrong changes of the product its tests notice.
 
-    python -m tests.mutants --count 300 --seed 1
+    python -m tests.mutants --count 300 --seed 1 --verdicts build/mutants.jsonl
 
-Works on a copy of the tree. The tests named after the module run first, then those of its room,
-then some seeds of the swarm, and last the tests of the rooms that build on it; the first failure
-kills the mutant, and so does taking much longer than without the change. What fails or hangs
-without any change is no witness: that ends the run.
+Works on a copy of the tree. Every witness of a round sees all mutants that are still alive before
+a dearer one sees any; the first test that fails kills a mutant, if it passes without the change.
+What became of each goes into the file at once: the same command goes on where it ended. A part of
+the sample (`--first`, `--end`) is a sample, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.mutants.sample import Mutant, draw
+from tests.mutants.witnesses import PRODUCT, ROUNDS, Witnesses
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("core", "runtime", "edge/shm", "edge/net", "edge/store")
-PRODUCT = Path("src/keepstep")
-SWARM = ("-m", "keepstep.sim.protocol.swarm", "--seeds", "0:40")
-PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=no")
-# What builds on a room finds what the room's own tests do not look at.
-BUILT_ON = {"core": "tests/runtime", "edge": "tests/runtime", "runtime": "tests/sim"}
-UNCHANGED_WITHIN_S = 1800
-LONGER = 3  # times as long as without a change, and some seconds more, is too long
-MORE_S = 10
 
-Command = tuple[str, ...]
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    number: int
+    mutant: str
+    rounds: int  # whose witnesses have seen it
+    killed_by: str | None
+    no_witness: str | None  # fails without the change, too
+    took_s: float
 
 
 def modules() -> list[Path]:
@@ -45,72 +45,45 @@ def modules() -> list[Path]:
     ]
 
 
-class Witnesses:
-    """What is to notice changes of the copy at `tree`."""
-
-    def __init__(self, tree: Path) -> None:
-        self._tree = tree
-        self._takes_s: dict[Command, float] = {}  # without a change
-
-    def of(self, module: Path) -> Iterator[Command]:
-        """The quickest first."""
-        inside = module.relative_to(PRODUCT)
-        room = Path("tests") / inside.parent
-        own = room / f"test_{inside.name}"
-        if (self._tree / own).exists():
-            yield (*PYTEST, str(own))
-        while not (self._tree / room).is_dir():
-            room = room.parent
-        yield (*PYTEST, str(room))
-        yield SWARM
-        yield (*PYTEST, BUILT_ON[inside.parts[0]])
-
-    def prepare(self, command: Command) -> None:
-        """Try it without a change."""
-        if command not in self._takes_s:
-            began_s = time.monotonic()
-            if not self._passes(command, UNCHANGED_WITHIN_S):
-                raise SystemExit(f"{' '.join(command)} fails without any change")
-            self._takes_s[command] = time.monotonic() - began_s
-
-    def notices(self, command: Command) -> bool:
-        return not self._passes(command, LONGER * self._takes_s[command] + MORE_S)
-
-    def _passes(self, command: Command, within_s: float) -> bool:
-        src = str(self._tree / "src")
-        environ = {**os.environ, "PYTHONPATH": src, "PYTHONDONTWRITEBYTECODE": "1"}
-        try:
-            done = subprocess.run(
-                [sys.executable, *command],
-                cwd=self._tree,
-                env=environ,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=within_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return False
-        return done.returncode == 0
-
-
-def judge(mutant: Mutant, tree: Path, witnesses: Witnesses) -> str:
-    """A line about it; a survivor's with the change itself."""
+def judge(number: int, mutant: Mutant, tree: Path, witnesses: Witnesses, turn: int) -> Verdict:
+    """By the witnesses of one round."""
     path = tree / mutant.module
     original = path.read_text()
     changed = mutant.code(original)
     began_s = time.monotonic()
-    for command in witnesses.of(mutant.module):
-        witnesses.prepare(command)
+    killed_by = no_witness = None
+    for command in witnesses.of(mutant.module, turn):
         path.write_text(changed)
         try:
-            if witnesses.notices(command):
-                took = f"{time.monotonic() - began_s:.0f} s"
-                return f"killed   {mutant.name} by {command[-1]} ({took})"
+            noticed = witnesses.noticed(command, turn)
         finally:
             path.write_text(original)
-    lines = difflib.unified_diff(original.splitlines(), changed.splitlines(), lineterm="", n=1)
-    return "\n    ".join([f"SURVIVED {mutant.name}", *list(lines)[2:]])
+        if noticed is not None and witnesses.sound(noticed, command, turn):
+            killed_by = noticed
+            break
+        no_witness = noticed or no_witness
+    took_s = round(time.monotonic() - began_s, 1)
+    return Verdict(number, mutant.name, turn + 1, killed_by, no_witness, took_s)
+
+
+def change(mutant: Mutant) -> str:
+    original = (ROOT / mutant.module).read_text()
+    lines = difflib.unified_diff(
+        original.splitlines(), mutant.code(original).splitlines(), lineterm="", n=1
+    )
+    return "\n    ".join([mutant.name, *list(lines)[2:]])
+
+
+def known(verdicts: Path, sample: list[Mutant]) -> dict[int, Verdict]:
+    """What the file says of each so far."""
+    found: dict[int, Verdict] = {}
+    if verdicts.exists():
+        for line in verdicts.read_text().splitlines():
+            verdict = Verdict(**json.loads(line))
+            if sample[verdict.number].name != verdict.mutant:
+                raise SystemExit(f"{verdicts} is of another sample: {verdict.mutant}")
+            found[verdict.number] = verdict
+    return found
 
 
 def main() -> None:
@@ -118,21 +91,35 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="begin with this one of the sample")
+    parser.add_argument("--end", type=int, help="and end before this one")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of witnesses")
+    parser.add_argument("--verdicts", type=Path, default=Path("build/mutants.jsonl"))
     args = parser.parse_args()
     os.chdir(ROOT)
-    sample = draw(modules(), args.count, args.seed)[args.first :]
-    survived = 0
+    drawn = draw(modules(), args.count, args.seed)
+    sample = list(enumerate(drawn))[args.first : args.end]
+    found = known(args.verdicts, drawn)
+    args.verdicts.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="keepstep-mutants-") as home:
         tree = Path(home) / "tree"
         ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "build")
         shutil.copytree(ROOT, tree, ignore=ignored)
         witnesses = Witnesses(tree)
-        for number, mutant in enumerate(sample, args.first):
-            line = judge(mutant, tree, witnesses)
-            survived += line.startswith("SURVIVED")
-            print(number, line, flush=True)
-    rate = 1 - survived / len(sample)
-    print(f"{len(sample)} mutants, {survived} survived: {100 * rate:.1f} % were noticed")
+        for turn in range(args.rounds):
+            for number, mutant in sample:
+                before = found.get(number)
+                if before is not None and (before.killed_by or before.rounds > turn):
+                    continue
+                verdict = found[number] = judge(number, mutant, tree, witnesses, turn)
+                line = json.dumps(asdict(verdict))
+                with args.verdicts.open("a") as file:
+                    file.write(line + "\n")
+                print(line, flush=True)
+    alive = [mutant for number, mutant in sample if found[number].killed_by is None]
+    for mutant in alive:
+        print("SURVIVED", change(mutant))
+    rate = 1 - len(alive) / len(sample)
+    print(f"{len(sample)} mutants, {len(alive)} survived: {100 * rate:.1f} % were noticed")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
+from parso.tree import Leaf, NodeOrLeaf
 
 Position = tuple[int, int]  # line and column, as parso counts them
 
@@ -53,18 +54,26 @@ def _places(module: Path) -> list[list[Mutant]]:
     """The changes possible at each place of it."""
     text = module.read_text()
     ignored = list(_annotations(text))
-    tree = get_ast(text)
+    # hundreds of operators look at every node
+    nodes = [node for node in ast_nodes(get_ast(text)) if not _is_left_alone(node)]
     found: dict[Position, list[Mutant]] = defaultdict(list)
     for name in operator_names():
         kind = get_operator(name)
         if kind.arguments():
             continue  # needs to be told names of variables
         operator = kind()
-        positions = (at for node in ast_nodes(tree) for at, _ in operator.mutation_positions(node))
+        positions = (at for node in nodes for at, _ in operator.mutation_positions(node))
         for occurrence, at in enumerate(positions):
             if not any(begin <= at < end for begin, end in ignored):
                 found[at].append(Mutant(module, name, occurrence, at[0]))
     return [found[at] for at in sorted(found)]
+
+
+def _is_left_alone(node: NodeOrLeaf) -> bool:
+    """Whether no operator changes it by itself."""
+    if node.type == "operator":
+        return isinstance(node, Leaf) and node.value in "()[]{},.:="
+    return node.type in ("name", "string", "newline", "endmarker")
 
 
 def _annotations(text: str) -> Iterator[tuple[Position, Position]]:

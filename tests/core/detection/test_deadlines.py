@@ -36,6 +36,13 @@ def test_a_stopped_rank_is_named_in_time() -> None:
     assert limits.stopped_ns + 2 * limits.tick_ns + limits.stacks_ns <= PROMISE_NS == 10 * S_NS
 
 
+def test_what_the_docs_promise_of_the_limits_is_so() -> None:
+    """`docs/detection.md`: an evaluation of that length is left alone."""
+    promised_s = {"late": 10, "asleep": 120, "busy": 600, "grace_asleep": 600, "grace_busy": 1800}
+    limits = derive()
+    assert {name: getattr(limits, f"{name}_ns") / S_NS for name in promised_s} == promised_s
+
+
 @given(seconds)
 def test_on_one_node_any_limit_can_be_set(hang_after_s: float) -> None:
     limits = derive(hang_after_s)

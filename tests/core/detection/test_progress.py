@@ -223,6 +223,19 @@ def test_the_steps_beside_an_evaluation_are_no_examples() -> None:
     assert ranks.progress.rhythm.patience(Phase.STEP, first=False) == before
 
 
+def test_the_next_evaluation_gets_five_times_what_the_last_one_took() -> None:
+    ranks = Ranks()
+    ranks.run(400, steps_every_s=4)
+    page = ranks.pages[0]
+    assert page is not None
+    ranks.pages[0] = page._replace(phase=Phase.EVALUATE)
+    ranks.run(200, "asleep")
+    ranks.pages[0] = page
+    ranks.run(8, steps_every_s=4)
+    asleep_ns = ranks.progress.rhythm.patience(Phase.EVALUATE, first=False).asleep_ns
+    assert asleep_ns / S_NS == pytest.approx(5 * 200, rel=0.02)
+
+
 def test_time_in_which_nobody_looked_is_held_against_nobody() -> None:
     ranks = Ranks()
     ranks.run(400, steps_every_s=4)

@@ -236,6 +236,15 @@ def test_the_store_is_asked_only_when_memory_has_nothing_for_all() -> None:
     )
 
 
+def test_whom_no_memory_has_anything_of_is_named() -> None:
+    """Not the one of whom another node has something."""
+    vote = Vote(3, has_store=False)
+    assert vote.restorable(frozenset(), {1: frozenset({Stamp(6, 1)})}) == []
+    [offer] = everybody(vote, {Stamp(8, 1)}, set(), set())
+    assert offer.source == "fresh"
+    assert offer.why.startswith("no node's memory has anything of rank 2, ")
+
+
 def test_a_failure_is_in_the_next_reason() -> None:
     vote = Vote(1, has_store=False)
     [first] = everybody(vote, {Stamp(4, 1), Stamp(5, 1)})

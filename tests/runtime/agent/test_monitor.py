@@ -215,6 +215,14 @@ def test_who_does_not_go_on_is_named_one_after_the_other(ranks: Ranks) -> None:
     assert "suspicion" in ranks.kinds()
 
 
+def test_where_nobody_in_particular_hangs_the_job_does_and_that_is_told_once(ranks: Ranks) -> None:
+    monitor = ranks.monitor()
+    monitor.begin(ranks.start("lock", "lock"))
+    (found,) = diagnoses(monitor)
+    assert found.culprit is None, found.why
+    assert told_within(monitor, 3) == [], "told twice"
+
+
 def test_who_is_stopped_is_named_killed_and_replaced(ranks: Ranks) -> None:
     monitor = ranks.monitor()
     monitor.begin(ranks.start("", ""))

@@ -90,7 +90,7 @@ def test_a_death_that_was_not_heard_yet_costs_no_act(persisters: FakePersisters)
     client.ask(ACT, lambda done: heard.append(("first", done.ok)))
     persisters.started[0].is_dead = True
     client.ask(ACT, lambda done: heard.append(("second", done.ok)))
-    assert heard == [("first", False)]
+    assert heard == [("first", False)] and persisters.started[1].asked == [ACT]
     client.hear(persisters.started[1], WELL)
     assert heard == [("first", False), ("second", True)]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -259,13 +260,14 @@ def test_ranks_of_a_lost_node_have_to_ask_again() -> None:
     assert election.offer.offer > lost
 
 
-def test_lost_steps_are_counted_from_what_all_had_completed() -> None:
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_lost_steps_are_counted_from_what_all_had_completed(lost: int) -> None:
     election = Election()
     for rank in range(RANKS):
-        election.join(rank, OLD, completed_step=OLD.step + 3 + rank)
+        election.join(rank, OLD, completed_step=OLD.step + lost + rank)
     election.load_all(election.offer.offer)
-    assert [go.lost_steps for go in election.of(TrainingPermitted)] == [3]
-    assert election.journal.of("resumed")[0].data["lost_steps"] == 3
+    assert [go.lost_steps for go in election.of(TrainingPermitted)] == [lost]
+    assert election.journal.of("resumed")[0].data["lost_steps"] == lost
 
 
 def test_a_stamp_after_which_the_program_fails_twice_is_condemned() -> None:

@@ -242,6 +242,14 @@ def test_a_slot_that_a_reader_has_pinned_is_left_alone(trainee: Trainee) -> None
     assert Stamp(4, 1) in trainee.snapshots()
 
 
+def test_the_first_skip_is_told_and_every_hundredth_after_it(trainee: Trainee) -> None:
+    for step in range(252):
+        trainee.step(step, seals=False)  # one is copied all the while
+    told = trainee.room.journal.of("skipped")
+    assert [event.data["skipped_steps"] for event in told] == [1, 101, 201]
+    assert [event.data["step"] for event in told] == [1, 101, 201]
+
+
 @pytest.mark.parametrize("size", [1000, GROW_INLINE_BYTES + 1])
 def test_a_state_that_grows_gets_larger_slots(trainee: Trainee, size: int) -> None:
     """At once where that is quick, else in the background, and a step is skipped meanwhile."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.core.detection.deadlines import derive
 from keepstep.errors import PeerLost
 from keepstep.model.messages.agent_rank import CannotStay, CanStay, RegroupAt, Regrouped
 from keepstep.runtime.rank.agent_client import AgentClient
@@ -140,6 +141,11 @@ def test_a_lost_connection_that_nobody_explains_ends_this_process(room: RankRoom
     assert heard == []
     room.time.pass_ns(1)
     assert len(heard) == 1 and "connection closed; the agent did not say" in str(heard[0])
+
+
+def test_a_lost_node_is_noticed_before_a_rank_gives_up_waiting_for_the_word() -> None:
+    """Its lease runs out first, and whoever leads has as long again to form the next attempt."""
+    assert 2 * derive().lease_ns <= UNTOLD_WITHIN_NS <= ORDER_WITHIN_NS
 
 
 def test_a_lost_connection_that_is_explained_late_is_a_lost_peer(room: RankRoom) -> None:
