@@ -1,11 +1,11 @@
 """`keepstep diagnose`: why a run failed, read from the logs that it left.
 
-Starts nothing and asks nobody. What is decided is in `core/postmortem`; here the files are read and the
-answer is shown. As JSON: {"class", "means", "rank", "host", "ranks", "attempt", "why", "action",
-"advice", "first": line, "collective": {"group", "seq", "op", "waiting", "missing", "how"},
-"evidence": [line, ...], "put_aside": {"cascades", "teardowns", "survived"}, "files", "unread"}, a
-line being {"file", "line", "rank", "host", "time", "class", "role", "text", "origin"}; what nothing
-tells is null.
+Starts nothing and asks nobody. What is decided is in `core/postmortem`; here the files are read
+and the answer is shown. As JSON: {"class", "means", "rank", "host", "ranks", "attempt", "why",
+"action", "advice", "first": line, "collective": {"group", "seq", "op", "waiting", "missing",
+"how"}, "evidence": [line, ...], "put_aside": {"cascades", "teardowns", "survived"}, "files",
+"unread"}, a line being {"file", "line", "rank", "host", "time", "class", "role", "text",
+"origin"}; what nothing tells is null.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def diagnose(
     console = Console(highlight=False, soft_wrap=True)
     if verdict is None:
         for name, why in unread.items():
-            Console(stderr=True).print(Text(f"{name}: {why}"), soft_wrap=True)
+            Console(stderr=True).print(Text(f"{_shown(name)}: {why}"), soft_wrap=True)
         Console(stderr=True).print(Text(f"nothing could be read in {path}"), soft_wrap=True)
         raise typer.Exit(IS_UNREADABLE)
     if json:
@@ -115,14 +115,14 @@ def _lines(verdict: LogVerdict, names: dict[str, Path], unread: dict[str, str]) 
         f"{counted(verdict.survived, 'error')} survived"
     )
     found.append(Text(f"aside    {aside}", style="dim"))
-    found += [Text(f"unread   {name}: {why}", style="dim") for name, why in unread.items()]
+    found += [Text(f"unread   {_shown(name)}: {why}", style="dim") for name, why in unread.items()]
     return found
 
 
 def _line(sighting: Sighting, names: dict[str, Path]) -> str:
     number = line_number(names[sighting.place.path], sighting.offset)
     at = f" {sighting.clock}" if sighting.clock else ""
-    return f"{sighting.place.path}:{number}{at} {_shown(sighting.text)}"
+    return f"{_shown(sighting.place.path)}:{number}{at} {_shown(sighting.text)}"
 
 
 def _shown(text: str) -> str:

@@ -5,6 +5,8 @@ launcher says as it ends the rest. Each class has wordings of two kinds: `TUNED`
 patterns was made with, and `HELD_OUT`, written at the same time and not looked at since.
 """
 
+# ruff: noqa: E501 - lines of logs are as long as they are
+
 from __future__ import annotations
 
 import random

@@ -24,7 +24,7 @@ NEEDLES = (
 TIMED_OUT = re.compile(r"SeqNum=(\d{1,18}), OpType=(\w{1,40})")
 QUEUED = re.compile(r"ast enqueued (?:[A-Z]{1,8} )?work: (-?\d{1,18})")
 DESYNC = re.compile(
-    r"\[([\d, ]{1,400})\] finished collective #\d+, but didn't join collective #(\d{1,18})"
+    r"\[([\d, ]{1,400})\] finished collective #\d{1,18}, but didn't join collective #(\d{1,18})"
 )
 BARRIER = re.compile(r"[Rr]anks? ([\d, ]{1,400}) failed to pass monitoredBarrier")
 WORLD_GROUPS = ("", "0")  # torch numbers the default group 0

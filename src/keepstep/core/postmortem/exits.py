@@ -1,7 +1,7 @@
 """How launchers sum up: which process ended how, and which first.
 
-Comes in: a line and the ones around it. Goes out: a `SeenExit`. torch's elastic agent writes a block
-of fields for each process that failed, and one line when it sees it; Slurm one line for some tasks.
+Comes in: a line and the ones before it. Goes out: a `SeenExit`. torch's elastic agent writes a
+block of fields for each process that failed, and one line when it sees it; ours one line.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-NEEDLES = ("exitcode  :", "failed (exitcode: ", "was killed by SIG", "ended with exit code")
+NEEDLES = ("exitcode  :", "failed (exitcode: ", "was killed by SIG", "exited with code")
 AROUND_LINES = 8
 
-CODE = re.compile(r"exitcode ?: {1,2}(-?\d{1,4}) \(pid: (\d{1,9})\)")
+CODE = re.compile(r"exitcode {0,4}: {0,4}(-?\d{1,4}) \(pid: (\d{1,9})\)")
 FAILED = re.compile(r"failed \(exitcode: (-?\d{1,4})\) local_rank: (\d{1,6}) \(pid: (\d{1,9})\)")
 KEEPSTEP = re.compile(
-    r"\brank (\d{1,6}) (?:was killed by SIG\w{1,10} \((\d{1,3})\)|ended with exit code (\d{1,3}))"
+    r"\brank (\d{1,6}) (?:was killed by SIG\w{1,10} \((\d{1,3})\)|exited with code (\d{1,3}))"
 )
 RANK = re.compile(r"rank {1,8}: (\d{1,6})(?: \(local_rank: (\d{1,6})\))?")
 HOST = re.compile(r"host {1,8}: ([\w.-]{1,120})")
@@ -34,7 +34,7 @@ class SeenExit:
     is_first: bool
 
 
-def seen_exit(text: str, before: str, after: str) -> SeenExit | None:
+def seen_exit(text: str, before: str) -> SeenExit | None:
     """The exit that this line tells of."""
     if found := FAILED.search(text):
         return SeenExit(int(found[1]), None, int(found[2]), None, int(found[3]), False)

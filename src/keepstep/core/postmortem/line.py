@@ -23,16 +23,15 @@ MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 
 COLOURS = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d(?:[.,]\d{1,9})?)"
+_DATE = r"(?P<month>[A-Z][a-z]{2}) {1,2}(?P<day>\d{1,2})"
 PIECES = [
     re.compile(pattern)
     for pattern in (
         r"\[[Rr]ank ?(?P<rank>\d{1,6})\]:? ?",
         r"\[\d{1,6},(?P<rank>\d{1,6})\]<std(?:err|out)>: ?",
         r"\[[a-z_]{1,40}(?P<local>\d{1,6})\]: ?",
-        rf"\[?(?P<month>[A-Z][a-z]{{2}}) {{1,2}}(?P<day>\d{{1,2}}) {_CLOCK} (?P<host>[\w.-]{{1,80}}) "
-        r"(?P<kernel>kernel): ?",
-        rf"\[[A-Z][a-z]{{2}} (?P<month>[A-Z][a-z]{{2}}) {{1,2}}(?P<day>\d{{1,2}}) {_CLOCK} \d{{4}}\]"
-        r"(?P<kernel>) ?",
+        rf"\[?{_DATE} {_CLOCK} (?P<host>[\w.-]{{1,80}}) (?P<kernel>kernel): ?",
+        rf"\[[A-Z][a-z]{{2}} {_DATE} {_CLOCK} \d{{4}}\](?P<kernel>) ?",
         r"\[ {0,8}\d{1,10}\.\d{3,9}\](?P<kernel>) ?",
         rf"[\[(]?\d{{4}}[-/](?P<mm>\d\d)[-/](?P<dd>\d\d)[T_ ]{_CLOCK}"
         r"(?:Z|[+-]\d\d:?\d\d)?[\])]?[ :,-]{0,4}",
@@ -49,16 +48,18 @@ PIECES = [
 ]
 LABEL = re.compile(r" {0,6}(?P<rank>\d{1,6}): ?")
 LOGGER = re.compile(r"(?P<name>[A-Za-z_][\w.]{0,80})(?::\d{1,6})?(?:: | - )")
-EXCEPTION = re.compile(
-    r"(?:what\(\):|(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80}(?:Error|Exception|Exit|Interrupt)\b)"
+EXCEPTION_NAME = re.compile(
+    r"(?:what\(\)|(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80}(?:Error|Exception|Exit|Interrupt)\b)"
 )
+EXCEPTION = re.compile(rf"{EXCEPTION_NAME.pattern}(?:: |:?$)")
 
 
 @dataclass(slots=True)
 class LogLine:
     """`text`: all of it, without colours; `body`: without its head. `label`: what a launcher put
     before it, for telling ranks in one file apart. `seconds`: its time in the year, None: it says
-    none; `clock`: as it was written. `group`: the process group that torch names."""
+    none; `clock`: as it was written. `group`: the process group that torch names. `is_traced`: a
+    traceback stands above it, which only who has the file knows."""
 
     text: str
     body: str
@@ -73,6 +74,7 @@ class LogLine:
     seconds: float | None = None
     clock: str = ""
     label: str = ""
+    is_traced: bool = False
 
     @property
     def is_mild(self) -> bool:
@@ -97,8 +99,8 @@ def parse_line(text: str) -> LogLine:
             break
         _take(line, found, at)
         at = found.end()
-    if line.level and (named := LOGGER.match(text, at)) and not EXCEPTION.fullmatch(named["name"]):
-        at = named.end()
+    if line.level and (named := LOGGER.match(text, at)):  # `trainer: `, but not `KeyError: `
+        at = at if EXCEPTION_NAME.fullmatch(named["name"]) else named.end()
     line.body = text[at:].lstrip()
     if line.by == "program" and line.body.startswith(SLURM):
         line.by = "slurm"

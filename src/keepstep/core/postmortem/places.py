@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TORCHRUN = re.compile(r"(?:^|/)attempt_(\d{1,6})/(\d{1,6})/[^/]*$")
+TORCHRUN = re.compile(r"(?:^|/)attempt_(\d{1,6})/(\d{1,6})/[^/]{0,255}$")
 RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[-_.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
 HOST = re.compile(
     r"(?:^|/)((?:node|host|worker|gpu|dgx|hgx|compute|ip|cn)[\w.-]{0,40}\d[\w.-]{0,40})/",

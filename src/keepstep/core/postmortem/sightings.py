@@ -1,8 +1,8 @@
 """What is kept of logs as they are read: sightings of patterns, exits, who is who.
 
-Comes in: one `Excerpt` after the other, of any file in any order. Goes out: the sightings, each with
-the rank and host that its line, its file or somebody's process number names. Bounded: for each file,
-rank and pattern the first that was not survived, whatever the logs' size.
+Comes in: one `Excerpt` after the other, of any file in any order. Goes out: the sightings, each
+with the rank and host that its line, its file or somebody's process number names. Bounded: for each
+file, rank and pattern the first that was not survived, whatever the logs' size.
 
 An error after which the same rank goes on with its steps was survived, and is no cause.
 """
@@ -27,6 +27,8 @@ MAX_EXITS = 5_000
 MAX_RANKS = 200_000
 AFTER_BYTES = 48 << 10
 BEFORE_BYTES = 4 << 10
+TRACE_BYTES = 8 << 10
+TRACE = 'File "'
 SURVIVED_STEPS = 5
 STEP = re.compile(r"\b(?:step|iter|iteration|batch)s?\b[ \]=:#/|]{0,6}\d", re.IGNORECASE)
 TRUE_RANK = re.compile(r"\bRank (\d{1,6}): found ")
@@ -105,7 +107,7 @@ class WhoIsWho:
 
 @dataclass(slots=True)
 class Sightings:
-    """Everything that was seen. `suspicious`: the first errors that no pattern knows."""
+    """Everything that was seen, and how many lines were looked at."""
 
     table: PatternTable
     places: Mapping[str, LogPlace]
@@ -133,9 +135,13 @@ class Sightings:
             return
         if any(needle in line.text for needle in collectives.NEEDLES):
             self.collectives.hear(line, rank)
+        line.is_traced = line.is_exception and TRACE in excerpt.before(TRACE_BYTES)
         pattern = self.table.match(line)
-        if pattern is not None:
+        if pattern is not None and not self._is_kept(place, rank, pattern):
             self._keep(self._sighting(excerpt, line, place, rank, pattern), excerpt, line)
+
+    def _is_kept(self, place: LogPlace, rank: int | None, pattern: LogPattern) -> bool:
+        return (place.path, rank, id(pattern), False) in self.found
 
     def _rank_of(self, line: LogLine, place: LogPlace) -> int | None:
         if line.by == "kernel":
@@ -173,7 +179,7 @@ class Sightings:
             self.who.by_local[host, int(words["cudaDev"])] = rank
 
     def _see_exit(self, excerpt: Excerpt, line: LogLine, place: LogPlace) -> None:
-        found = seen_exit(line.text, excerpt.before(BEFORE_BYTES), "")
+        found = seen_exit(line.text, excerpt.before(BEFORE_BYTES))
         if found is None or len(self.exits) >= MAX_EXITS:
             return
         host = found.host or ""
@@ -224,7 +230,7 @@ class Sightings:
 
     def _keep(self, seen: Sighting, excerpt: Excerpt, line: LogLine) -> None:
         key = (seen.place.path, seen.rank, id(seen.pattern))
-        if (*key, False) in self.found or len(self.found) >= MAX_SIGHTINGS:
+        if len(self.found) >= MAX_SIGHTINGS:
             return
         if seen.pattern.role == "root" and line.by == "program":
             label = line.label if seen.place.rank is None else ""

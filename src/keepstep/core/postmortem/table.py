@@ -7,15 +7,16 @@ when it holds all of `words` and none of `unless`, in a place where such words a
 them (`where`). So a line costs its length times the table's, whatever stands in it.
 
 A role says what words can be: `root`, the cause; `cascade`, what others say because of it;
-`teardown`, what is said while the rest is ended. `weight` orders roots: 4, a fact of the kernel or
-of Slurm; 3, an error that names itself; 2, how a process ended; 1, an error that could be anything;
-0, taken only when there is nothing else.
+`teardown`, what is said while the rest is ended. `weight` orders roots: 5, a fact of the kernel or
+of Slurm; 4, an error that names itself; 3, how a process ended; 2, an error that could be anything,
+with a traceback above it; 1, what is also said of those that are ended; 0, taken only when there is
+nothing else.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +24,6 @@ from keepstep.core.postmortem.line import LogLine
 
 PatternRole = Literal["root", "cascade", "teardown"]
 ROLES = ("root", "cascade", "teardown")
-EXIT_WEIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +62,23 @@ class LogPattern:
 
 @dataclass(frozen=True, slots=True)
 class PatternTable:
-    """`exits`: what a process's end by this code says, where nothing else does."""
+    """`exits`: what a process's end by this code says, where nothing else does. `by_needle`: the
+    patterns whose lines hold this, with their places in the table."""
 
     classes: Mapping[str, FailureClass]
     patterns: tuple[LogPattern, ...]
     exits: Mapping[int, LogPattern]
+    by_needle: Mapping[str, Sequence[tuple[int, LogPattern]]]
 
     def needles(self) -> list[str]:
         """One of these is in every line that any pattern matches."""
-        return list(dict.fromkeys(pattern.words[0] for pattern in self.patterns))
+        return list(self.by_needle)
 
     def match(self, line: LogLine) -> LogPattern | None:
         """The first pattern of the table that this line matches."""
-        return next((pattern for pattern in self.patterns if pattern.matches(line)), None)
+        near = [group for needle, group in self.by_needle.items() if needle in line.text]
+        matching = ((i, p) for group in near for i, p in group if p.matches(line))
+        return min(matching, key=lambda found: found[0], default=(0, None))[1]
 
 
 def _is_raised(line: LogLine, word: str) -> bool:
@@ -89,6 +93,7 @@ def _is_head(line: LogLine, word: str) -> bool:
 WHERE: Mapping[str, Callable[[LogLine, str], bool]] = {
     "raised": _is_raised,
     "head": _is_head,
+    "traced": lambda line, _: line.is_exception and line.is_traced,
     "kernel": lambda line, _: line.by == "kernel",
     "nccl": lambda line, _: line.by == "nccl",
     "slurm": lambda line, _: line.by == "slurm",
@@ -108,7 +113,20 @@ def parse_table(text: str) -> PatternTable:
         int(code): _pattern({"words": [code], "where": "anywhere", **entry}, classes)
         for code, entry in document["exits"].items()
     }
-    return PatternTable(classes, patterns, exits)
+    return PatternTable(classes, patterns, exits, _by_needle(patterns))
+
+
+def _by_needle(patterns: Sequence[LogPattern]) -> dict[str, list[tuple[int, LogPattern]]]:
+    """Patterns by their first words, or the shortest of other patterns' that those hold."""
+    firsts = sorted({pattern.words[0] for pattern in patterns}, key=len)
+    found: dict[str, list[tuple[int, LogPattern]]] = {}
+    for first in firsts:
+        if not any(shorter in first for shorter in found):
+            found[first] = []
+    for place, pattern in enumerate(patterns):
+        needle = next(shorter for shorter in found if shorter in pattern.words[0])
+        found[needle].append((place, pattern))
+    return found
 
 
 def _pattern(entry: Mapping[str, Any], classes: Mapping[str, FailureClass]) -> LogPattern:
@@ -118,6 +136,6 @@ def _pattern(entry: Mapping[str, Any], classes: Mapping[str, FailureClass]) -> L
         raise ValueError(f"not a pattern: {entry}")
     if kind not in classes:
         raise ValueError(f"no class {kind!r}, in {entry}")
-    weight = entry.get("weight", 3 if role == "root" else 0)
+    weight = entry.get("weight", 4 if role == "root" else 0)
     unless = tuple(entry.get("unless", ()))
     return LogPattern(kind, role, weight, where, tuple(words), unless, entry["origin"])

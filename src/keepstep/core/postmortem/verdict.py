@@ -5,8 +5,8 @@ Comes in: `Sightings`. Goes out: a `LogVerdict`, with the reason in one sentence
 The rule. A root beats every cascade, whenever their clocks say they were: survivors tell of others.
 Among roots the heavier wins (a fact of the kernel, an error that names itself, how a process ended,
 any error), then the one on fewer ranks, then the earlier. No root, but watchdogs: a hang, and the
-culprit is who did not enter the collective. Nothing but cascades: the one rank that says nothing has
-ended without a word. Else nobody knows, and that is what is said.
+culprit is who did not enter the collective. Nothing but cascades: the one rank that says nothing
+hangs or is gone. Else nobody knows, and that is what is said.
 
 Invariant: what is said while the rest is ended is never the cause.
 """
@@ -17,11 +17,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Literal
 
 from keepstep.core.postmortem.collectives import Missed
 from keepstep.core.postmortem.sightings import Sighting, Sightings
-from keepstep.core.postmortem.table import EXIT_WEIGHT, FailureClass
+from keepstep.core.postmortem.table import FailureClass
 
 UNKNOWN = FailureClass(
     "unknown",
@@ -35,9 +34,9 @@ SHOWN = 5  # lines of evidence
 
 @dataclass(frozen=True, slots=True)
 class LogVerdict:
-    """`rank` None: nobody in particular, or nobody is named; `ranks`: all that the cause was seen on.
-    `first`: where it stands; `evidence`: the lines that support it, or, of an unknown cause, the
-    first suspicious ones. `cascades`, `teardowns`: how many were seen and put aside."""
+    """`rank` None: nobody in particular, or nobody is named; `ranks`: all that the cause was seen
+    on. `first`: where it stands; `evidence`: the lines that support it, or, of an unknown cause,
+    the first suspicious ones. `cascades`, `teardowns`: how many were seen and put aside."""
 
     cause: FailureClass
     rank: int | None
@@ -119,10 +118,7 @@ def _cause(seen: Sightings, attempt: _Attempt, missed: Missed | None) -> LogVerd
         return _of_hang(seen, attempt, missed)
     silent = _silent(seen, attempt)
     if silent is not None:
-        why = f"every other rank says that a peer is gone, and rank {silent} says nothing"
-        return _verdict(
-            seen, attempt, seen.table.classes["lost-rank"], why, rank=silent, missed=missed
-        )
+        return _of_silence(seen, attempt, silent)
     if attempt.roots:
         return _of_roots(seen, attempt, attempt.roots, missed)
     if seen.collectives.has_timeout and attempt.number == _last(seen):
@@ -187,12 +183,22 @@ def _of_hang(seen: Sightings, attempt: _Attempt, missed: Missed) -> LogVerdict:
     rank = missed.missing[0] if len(missed.missing) == 1 else None
     collective = f"{missed.op or 'collective'} {'' if missed.seq is None else missed.seq}".strip()
     who = ", ".join(str(r) for r in missed.missing[:8])
-    why = f"rank {who} did not enter {collective}, in which {len(missed.waiting)} waited: {missed.how}"
+    why = f"rank {who} did not enter {collective}, and {len(missed.waiting)} waited: {missed.how}"
     first = min((s for s in attempt.cascades if s.pattern.kind == "hang"), key=_when, default=None)
     verdict = _verdict(
         seen, attempt, seen.table.classes["hang"], why, rank=rank, first=first, missed=missed
     )
     return replace(verdict, ranks=missed.missing)
+
+
+def _of_silence(seen: Sightings, attempt: _Attempt, rank: int) -> LogVerdict:
+    """Where peers waited until their time ran out it hangs; else their connections broke: it is
+    gone."""
+    told = sorted((s for s in attempt.cascades if s.rank is not None), key=_when)
+    hangs = all(s.pattern.kind == "hang" for s in told)
+    kind, what = ("hang", "did not answer") if hangs else ("lost-rank", "is gone")
+    why = f"every other rank says that a peer {what}, and rank {rank} says nothing"
+    return _verdict(seen, attempt, seen.table.classes[kind], why, rank=rank, first=told[0])
 
 
 def _silent(seen: Sightings, attempt: _Attempt) -> int | None:
@@ -224,7 +230,7 @@ def _verdict(
     first: Sighting | None = None,
     missed: Missed | None = None,
 ) -> LogVerdict:
-    lines = attempt.roots or [*attempt.cascades, *attempt.teardowns, *attempt.survived]
+    lines = attempt.roots or [*attempt.cascades, *attempt.survived] or attempt.teardowns
     evidence = sorted(lines, key=lambda s: (-s.pattern.weight, *_when(s)))
     host = seen.who.hosts.get(rank) if rank is not None else None
     return LogVerdict(

@@ -30,7 +30,7 @@ CHUNK_BYTES = 4 * MIB
 AHEAD_BYTES = 64 * KIB  # of what follows a line
 BEHIND_BYTES = 16 * KIB
 MAX_LINE_BYTES = 4 * KIB
-MAX_HITS = 200
+MAX_HITS = 100
 MAX_FILES = 20_000
 MAX_UNPACKED_BYTES = 4 * GIB
 DIGITS = b"0123456789"
@@ -83,6 +83,10 @@ def _is_regular(path: Path) -> bool:
 def search(path: Path, name: str, words: Sequence[str]) -> Iterator[LogExcerpt]:
     """The lines that hold one of these words. `name`: as which the excerpts know the file. Raises
     OSError where it cannot be read."""
+    if path.exists() and not path.is_file():
+        raise OSError(
+            f"{path}: expected a regular file"
+        )  # opening a pipe would wait for its writer
     needles = _Needles(words)
     with open(path, "rb") as raw:
         chunk, base = b"", 0  # base: where the chunk begins in the file
@@ -111,11 +115,10 @@ def line_number(path: Path, offset: int) -> int:
 
 
 class _Needles:
-    """Words, and how to find their lines in a chunk. Where one holds another, that one is enough."""
+    """Words, and how to find their lines in a chunk."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        least = [w for w in dict.fromkeys(words) if not any(o in w for o in words if o != w)]
-        self._words = [word.encode() for word in least]
+        self._words = [word.encode() for word in words]
         self._pieces = [word.translate(None, DIGITS).split() for word in self._words]
 
     def lines(self, chunk: bytes, begin: int, end: int) -> list[tuple[int, int]]:
@@ -137,8 +140,8 @@ class _Needles:
 
     def _line_at(self, chunk: bytes, at: int) -> tuple[int, int]:
         """The line around this place: progress bars end theirs with a carriage return. One that is
-        too long begins a bound before."""
-        low = max(0, at - MAX_LINE_BYTES)
+        too long begins half a bound before."""
+        low = max(0, at - MAX_LINE_BYTES // 2)
         begin = max(chunk.rfind(b"\n", low, at), chunk.rfind(b"\r", low, at), low - 1) + 1
         high = at + MAX_LINE_BYTES
         end = chunk.find(b"\n", at, high)
