@@ -21,7 +21,8 @@ NEEDLES = (
     "join collective #",
     "failed to pass monitoredBarrier",
 )
-TIMED_OUT = re.compile(r"SeqNum=(\d{1,18}), OpType=(\w{1,40})")
+TIMED_OUT = re.compile(r"WorkNCCL\((?:SeqNum=(\d{1,18}), )?OpType=(\w{1,40})")
+TOLD_BY = re.compile(r"\bRank (\d{1,6})\] ")
 QUEUED = re.compile(r"ast enqueued (?:[A-Z]{1,8} )?work: (-?\d{1,18})")
 DESYNC = re.compile(
     r"\[([\d, ]{1,400})\] finished collective #\d{1,18}, but didn't join collective #(\d{1,18})"
@@ -54,8 +55,11 @@ class Collectives:
     )
     _named: list[tuple[tuple[int, ...], int | None, str]] = field(default_factory=list)
 
-    def hear(self, line: LogLine, rank: int | None) -> None:
-        """Take what this line of a watchdog says."""
+    def hear(self, line: LogLine, rank: int | None) -> int | None:
+        """Take what this line of a watchdog says, and return whose it is: a progress bar may stand
+        before its head."""
+        if rank is None and (found := TOLD_BY.search(line.text)):
+            rank = int(found[1])
         if found := DESYNC.search(line.text):
             self._named.append(
                 (_numbers(found[1]), int(found[2]), "torch's desync report names it")
@@ -63,14 +67,16 @@ class Collectives:
         if found := BARRIER.search(line.text):
             self._named.append((_numbers(found[1]), None, "a monitored barrier names it"))
         if rank is None:
-            return
+            return None
         group = _group(line.group)
         if found := TIMED_OUT.search(line.text):
             self.has_timeout = True
-            self._timed_out[group].setdefault(rank, (int(found[1]), found[2]))
-            self._enter(group, rank, int(found[1]))
+            seq = int(found[1] or 0)  # torch did not always tell
+            self._timed_out[group].setdefault(rank, (seq, found[2]))
+            self._enter(group, rank, seq)
         if found := QUEUED.search(line.text):
             self._enter(group, rank, int(found[1]))
+        return rank
 
     def _enter(self, group: str, rank: int, seq: int) -> None:
         self._entered[group][rank] = max(seq, self._entered[group].get(rank, seq))
@@ -89,7 +95,7 @@ class Collectives:
         if waiting and silent and len(silent) < len(known) / 2:
             seq, op = min(t for group in self._timed_out.values() for t in group.values())
             how = "its peers' watchdogs timed out, and its own says nothing"
-            return Missed("", seq, op, tuple(sorted(waiting)), tuple(sorted(silent)), how)
+            return Missed("", seq or None, op, tuple(sorted(waiting)), tuple(sorted(silent)), how)
         return None
 
     def _behind(self, group: str) -> Missed | None:

@@ -28,7 +28,7 @@ MAX_RANKS = 200_000
 AFTER_BYTES = 48 << 10
 BEFORE_BYTES = 4 << 10
 TRACE_BYTES = 8 << 10
-TRACE = 'File "'
+TRACES = ('File "', "Traceback (", "\u2771")  # Python's own, and Rich's
 SURVIVED_STEPS = 5
 STEP = re.compile(r"\b(?:step|iter|iteration|batch)s?\b[ \]=:#/|]{0,6}\d", re.IGNORECASE)
 TRUE_RANK = re.compile(r"\bRank (\d{1,6}): found ")
@@ -68,6 +68,7 @@ class Sighting:
     bus: str
     seconds: float | None
     clock: str
+    local: int | None = None
     is_survived: bool = False
 
 
@@ -88,8 +89,9 @@ class WhoIsWho:
             if host:
                 self.hosts[rank] = host
 
-    def rank_of(self, host: str | None, pid: int | None, bus: str) -> int | None:
-        """The rank of that process, else of that device; a host that no line names is any."""
+    def rank_of(self, host: str | None, pid: int | None, bus: str, local: int | None) -> int | None:
+        """The rank of that process, else of that device, else the local one where there is one
+        host; a host that no line names is any."""
         for known, key in ((self.by_pid, pid), (self.by_bus, bus)):
             found = {
                 rank
@@ -98,7 +100,7 @@ class WhoIsWho:
             }
             if len(found) == 1:
                 return found.pop()
-        return None
+        return local if len(set(self.hosts.values())) <= 1 else None
 
     def known(self) -> set[int]:
         """Every rank of the job, as far as is known."""
@@ -134,8 +136,10 @@ class Sightings:
             self._see_exit(excerpt, line, place)
             return
         if any(needle in line.text for needle in collectives.NEEDLES):
-            self.collectives.hear(line, rank)
-        line.is_traced = line.is_exception and TRACE in excerpt.before(TRACE_BYTES)
+            rank = self.collectives.hear(line, rank)
+        if line.is_exception:
+            before = excerpt.before(TRACE_BYTES)
+            line.is_traced = any(trace in before for trace in TRACES)
         pattern = self.table.match(line)
         if pattern is not None and not self._is_kept(place, rank, pattern):
             self._keep(self._sighting(excerpt, line, place, rank, pattern), excerpt, line)
@@ -191,7 +195,7 @@ class Sightings:
         pattern = self.table.exits.get(found.code)
         if pattern is not None:
             seen = self._sighting(excerpt, line, place, found.rank, pattern)
-            seen.host, seen.pid = found.host or seen.host, found.pid
+            seen.host, seen.pid, seen.local = found.host or seen.host, found.pid, found.local
             self.exits.append((place, found, seen))
 
     def _sighting(

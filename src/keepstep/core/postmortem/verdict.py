@@ -87,7 +87,7 @@ def _attempts(seen: Sightings) -> list[_Attempt]:
     found.setdefault(last, _Attempt(last, [], [], [], []))
     in_attempts = any(number > 0 for number in found)
     for sighting in [*seen.found.values(), *_first_exits(seen)]:
-        who = seen.who.rank_of(sighting.host, sighting.pid, sighting.bus)
+        who = seen.who.rank_of(sighting.host, sighting.pid, sighting.bus, sighting.local)
         if sighting.rank is None and who is not None:
             sighting.rank = who
         # What no attempt's directory holds, a launcher's or the kernel's log, is of the last one.
