@@ -1,0 +1,69 @@
+"""Whose file it is: rank, host and attempt as launchers write them into paths.
+
+Comes in: the paths of all files, since a number in one means something only beside the others. Goes
+out: a `LogPlace` for each. What a path does not say stays None; a line may still say it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TORCHRUN = re.compile(r"(?:^|/)attempt_(\d{1,6})/(\d{1,6})/[^/]{0,255}$")
+RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[-_.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
+HOST = re.compile(
+    r"(?:^|/)((?:node|host|worker|gpu|dgx|hgx|compute|ip|cn)[\w.-]{0,40}\d[\w.-]{0,40})/",
+    re.IGNORECASE,
+)
+NUMBER = re.compile(r"\d{1,9}")
+MIN_SIBLINGS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """`local`: the rank within its node, where the path tells no other."""
+
+    path: str
+    rank: int | None = None
+    local: int | None = None
+    host: str | None = None
+    attempt: int = 0
+
+
+def places_of(paths: Sequence[str]) -> dict[str, LogPlace]:
+    """Whose each of these files is."""
+    ranks = _numbered(paths)
+    hosts = {found[1] for path in paths if (found := HOST.search(path))}
+    return {path: _place(path, ranks.get(path), len(hosts) <= 1) for path in paths}
+
+
+def _place(path: str, number: int | None, is_one_node: bool) -> LogPlace:
+    host = found[1] if (found := HOST.search(path)) else None
+    if found := TORCHRUN.search(path):
+        local = int(found[2])
+        return LogPlace(path, local if is_one_node else None, local, host, int(found[1]))
+    name = path.rpartition("/")[2]
+    if found := RANK.search(name) or RANK.search(path):
+        return LogPlace(path, int(found[1]), None, host)
+    return LogPlace(path, number, None, host)
+
+
+def _numbered(paths: Sequence[str]) -> dict[str, int]:
+    """The ranks of files that differ in one number alone, which counts from 0: `train-%j-%t.out`
+    as Slurm writes it."""
+    alike: dict[str, list[tuple[str, list[int]]]] = defaultdict(list)
+    for path in paths:
+        numbers = [int(n) for n in NUMBER.findall(path)]
+        alike[NUMBER.sub("#", path)].append((path, numbers))
+    found: dict[str, int] = {}
+    for group in alike.values():
+        columns = list(zip(*(numbers for _, numbers in group), strict=True))
+        varying = [i for i, column in enumerate(columns) if len(set(column)) > 1]
+        if len(group) < MIN_SIBLINGS or len(varying) != 1:
+            continue
+        column = columns[varying[0]]
+        if sorted(column) == list(range(len(group))):
+            found.update({path: numbers[varying[0]] for path, numbers in group})
+    return found

@@ -1,0 +1,141 @@
+"""The table of patterns: which words in a log mean what, and what to do about it.
+
+Comes in: the text of `patterns.json`. Goes out: for a line, the first pattern that it matches.
+
+The table is data and holds no regular expressions, only literal strings: a line matches a pattern
+when it holds all of `words` and none of `unless`, in a place where such words are said by who says
+them (`where`). So a line costs its length times the table's, whatever stands in it.
+
+A role says what words can be: `root`, the cause; `cascade`, what others say because of it;
+`teardown`, what is said while the rest is ended. `weight` orders roots: 5, a fact of the kernel or
+of Slurm; 4, an error that names itself; 3, how a process ended; 2, an error that could be anything,
+with a traceback above it; 1, what is also said of those that are ended; 0, taken only when there is
+nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from keepstep.core.postmortem.line import LogLine
+
+PatternRole = Literal["root", "cascade", "teardown"]
+ROLES = ("root", "cascade", "teardown")
+
+
+@dataclass(frozen=True, slots=True)
+class FailureClass:
+    """`action`: the cheapest thing to do, in a word or two; `advice`: in a sentence. `scope` job:
+    no rank is to blame."""
+
+    name: str
+    means: str
+    action: str
+    advice: str
+    scope: Literal["rank", "job"] = "rank"
+
+
+@dataclass(frozen=True, slots=True)
+class LogPattern:
+    """`origin`: who prints these words."""
+
+    kind: str
+    role: PatternRole
+    weight: int
+    where: str
+    words: tuple[str, ...]
+    unless: tuple[str, ...]
+    origin: str
+
+    def matches(self, line: LogLine) -> bool:
+        text = line.text
+        return (
+            self.words[0] in text  # most lines end here
+            and all(word in text for word in self.words)
+            and not any(word in text for word in self.unless)
+            and WHERE[self.where](line, self.words[0])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PatternTable:
+    """`exits`: what a process's end by this code says, where nothing else does. `by_needle`: the
+    patterns whose lines hold this, with their places in the table."""
+
+    classes: Mapping[str, FailureClass]
+    patterns: tuple[LogPattern, ...]
+    exits: Mapping[int, LogPattern]
+    by_needle: Mapping[str, Sequence[tuple[int, LogPattern]]]
+
+    def needles(self) -> list[str]:
+        """One of these is in every line that any pattern matches."""
+        return list(self.by_needle)
+
+    def match(self, line: LogLine) -> LogPattern | None:
+        """The first pattern of the table that this line matches."""
+        near = [group for needle, group in self.by_needle.items() if needle in line.text]
+        matching = ((i, p) for group in near for i, p in group if p.matches(line))
+        return min(matching, key=lambda found: found[0], default=(0, None))[1]
+
+
+def _is_raised(line: LogLine, word: str) -> bool:
+    """At the head of an exception's line, or of an error's in a log; not quoted in another."""
+    return not line.is_mild and (line.is_exception or line.body.startswith(word))
+
+
+def _is_head(line: LogLine, word: str) -> bool:
+    return not line.is_mild and line.body.startswith(word)
+
+
+WHERE: Mapping[str, Callable[[LogLine, str], bool]] = {
+    "raised": _is_raised,
+    "head": _is_head,
+    "traced": lambda line, _: line.is_exception and line.is_traced,
+    "kernel": lambda line, _: line.by == "kernel",
+    "nccl": lambda line, _: line.by == "nccl",
+    "slurm": lambda line, _: line.by == "slurm",
+    "torch": lambda line, _: line.by == "torch" or line.is_exception,
+    "anywhere": lambda line, _: True,
+}
+
+
+def parse_table(text: str) -> PatternTable:
+    """The table in this text. Raises ValueError naming what is wrong with it."""
+    document = json.loads(text)
+    classes = {
+        name: FailureClass(name=name, **fields) for name, fields in document["classes"].items()
+    }
+    patterns = tuple(_pattern(entry, classes) for entry in document["patterns"])
+    exits = {
+        int(code): _pattern({"words": [code], "where": "anywhere", **entry}, classes)
+        for code, entry in document["exits"].items()
+    }
+    return PatternTable(classes, patterns, exits, _by_needle(patterns))
+
+
+def _by_needle(patterns: Sequence[LogPattern]) -> dict[str, list[tuple[int, LogPattern]]]:
+    """Patterns by their first words, or the shortest of other patterns' that those hold."""
+    firsts = sorted({pattern.words[0] for pattern in patterns}, key=len)
+    found: dict[str, list[tuple[int, LogPattern]]] = {}
+    for first in firsts:
+        if not any(shorter in first for shorter in found):
+            found[first] = []
+    for place, pattern in enumerate(patterns):
+        needle = next(shorter for shorter in found if shorter in pattern.words[0])
+        found[needle].append((place, pattern))
+    return found
+
+
+def _pattern(entry: Mapping[str, Any], classes: Mapping[str, FailureClass]) -> LogPattern:
+    role, kind = entry.get("role", "root"), entry["class"]
+    where, words = entry.get("where", "raised"), entry["words"]
+    if role not in ROLES or where not in WHERE or not words or not all(words):
+        raise ValueError(f"not a pattern: {entry}")
+    if kind not in classes:
+        raise ValueError(f"no class {kind!r}, in {entry}")
+    weight = entry.get("weight", 4 if role == "root" else 0)
+    unless = tuple(entry.get("unless", ()))
+    return LogPattern(kind, role, weight, where, tuple(words), unless, entry["origin"])

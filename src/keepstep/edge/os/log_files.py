@@ -1,0 +1,204 @@
+"""Log files: found, read, and searched for words, whatever is in them.
+
+Comes in: a path and words. Goes out: the lines that hold one of the words, each once, in the order
+of the file, with what stands around it. What the lines mean is not decided here.
+
+Invariant: memory is bounded, whatever a file holds: it is read in chunks, a line is cut at
+`MAX_LINE`, and of each chunk and word the first and the last `MAX_HITS` lines count. Nothing is
+mapped: a file that shrinks while it is read must not end the reader.
+
+A log of 100 MB says few different things. So a chunk is first reduced to its different lines with
+all digits taken out, and those to their different words; only what can be there is looked for in
+the chunk itself.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import os
+import stat
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from keepstep.model.units import GIB, KIB, MIB
+
+CHUNK_BYTES = 4 * MIB
+AHEAD_BYTES = 64 * KIB  # of what follows a line
+BEHIND_BYTES = 16 * KIB
+MAX_LINE_BYTES = 4 * KIB
+MAX_HITS = 100
+MAX_FILES = 20_000
+MAX_UNPACKED_BYTES = 4 * GIB
+DIGITS = b"0123456789"
+NO_LOGS = {".pt", ".pth", ".bin", ".npy", ".npz", ".safetensors", ".distcp", ".so", ".zip", ".tar"}
+
+
+@dataclass(frozen=True, slots=True)
+class LogExcerpt:
+    """A line, and what stands around it. `offset`: of its first byte in the file, unpacked."""
+
+    path: str
+    offset: int
+    text: str
+    _chunk: bytes
+    _begin: int
+    _end: int
+
+    def before(self, size: int, /) -> str:
+        """Up to so many bytes before the line."""
+        return _text(self._chunk[max(0, self._begin - size) : self._begin])
+
+    def after(self, size: int, /) -> str:
+        """Up to so many bytes after the line."""
+        return _text(self._chunk[self._end : self._end + size])
+
+
+def find_logs(path: Path) -> list[Path]:
+    """The regular files there, sorted: this one, or those below. No link is followed out."""
+    if not path.is_dir():
+        return [path]
+    found = []
+    for folder, folders, names in os.walk(path, followlinks=False):
+        folders.sort()
+        for name in sorted(names):
+            file = Path(folder, name)
+            if file.suffix not in NO_LOGS and _is_regular(file):
+                found.append(file)
+            if len(found) >= MAX_FILES:
+                return found
+    return found
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def search(path: Path, name: str, words: Sequence[str]) -> Iterator[LogExcerpt]:
+    """The lines that hold one of these words. `name`: as which the excerpts know the file. Raises
+    OSError where it cannot be read."""
+    if path.exists() and not path.is_file():
+        raise OSError(
+            f"{path}: expected a regular file"
+        )  # opening a pipe would wait for its writer
+    needles = _Needles(words)
+    with open(path, "rb") as raw:
+        chunk, base = b"", 0  # base: where the chunk begins in the file
+        done = 0  # up to here in the chunk, lines were searched
+        for added, is_last in _chunks(_plain(raw)):
+            chunk += added
+            until = len(chunk) if is_last else max(done, len(chunk) - AHEAD_BYTES)
+            until = until if is_last else chunk.rfind(b"\n", done, until) + 1 or until
+            for begin, end in needles.lines(chunk, done, until):
+                text = _text(chunk[begin : min(end, begin + MAX_LINE_BYTES)])
+                yield LogExcerpt(name, base + begin, text, chunk, begin, end)
+            kept = max(0, until - BEHIND_BYTES)
+            chunk, base, done = chunk[kept:], base + kept, until - kept
+
+
+def line_number(path: Path, offset: int) -> int:
+    """Which line of the file begins at this offset, counted from 1."""
+    lines, read = 1, 0
+    with open(path, "rb") as raw:
+        for chunk, _ in _chunks(_plain(raw)):
+            lines += chunk.count(b"\n", 0, max(0, offset - read))
+            read += len(chunk)
+            if read >= offset:
+                break
+    return lines
+
+
+class _Needles:
+    """Words, and how to find their lines in a chunk."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = [word.encode() for word in words]
+        self._pieces = [word.translate(None, DIGITS).split() for word in self._words]
+
+    def lines(self, chunk: bytes, begin: int, end: int) -> list[tuple[int, int]]:
+        """Begin and end of each line in there that holds a word."""
+        found: set[tuple[int, int]] = set()
+        for word in self._present(chunk[begin:end]):
+            found.update(self._line_at(chunk, at) for at in _hits(chunk, word, begin, end))
+        return sorted(found)
+
+    def _present(self, part: bytes) -> list[bytes]:
+        """The words that can be in there: all their pieces are."""
+        lines = set(part.translate(None, DIGITS).split(b"\n"))
+        vocabulary = b" ".join(set(b" ".join(lines).split()))
+        return [
+            word
+            for word, pieces in zip(self._words, self._pieces, strict=True)
+            if all(piece in vocabulary for piece in pieces)
+        ]
+
+    def _line_at(self, chunk: bytes, at: int) -> tuple[int, int]:
+        """The line around this place: progress bars end theirs with a carriage return. One that is
+        too long begins half a bound before."""
+        low = max(0, at - MAX_LINE_BYTES // 2)
+        begin = max(chunk.rfind(b"\n", low, at), chunk.rfind(b"\r", low, at), low - 1) + 1
+        high = at + MAX_LINE_BYTES
+        end = chunk.find(b"\n", at, high)
+        return begin, end if end >= 0 else min(high, len(chunk))
+
+
+def _hits(chunk: bytes, word: bytes, begin: int, end: int) -> Iterator[int]:
+    """Where the word is: the first times, one a line, and the last times."""
+    at, count = chunk.find(word, begin, end), 0
+    while at >= 0 and count < MAX_HITS:
+        yield at
+        count += 1
+        following = chunk.find(b"\n", at, at + MAX_LINE_BYTES)
+        at = chunk.find(word, following if following >= 0 else at + MAX_LINE_BYTES, end)
+    low, count = at, 0
+    while low >= 0 and count < MAX_HITS:
+        at = chunk.rfind(word, low, end)
+        if at < 0:
+            return
+        yield at
+        count += 1
+        end = max(chunk.rfind(b"\n", max(low, at - MAX_LINE_BYTES), at), low)
+        if end <= low:
+            return
+
+
+def _plain(raw: IO[bytes]) -> IO[bytes]:
+    """The file, unpacked where gzip has packed it."""
+    magic = raw.read(2)
+    raw.seek(0)
+    return gzip.GzipFile(fileobj=raw) if magic == b"\x1f\x8b" else raw  # type: ignore[return-value]
+
+
+def _chunks(file: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Its bytes, as UTF-8 where it is UTF-16, and whether these are the last. A packed file that is
+    torn ends where it is torn."""
+    decoder = None
+    read = 0
+    chunk = _read(file)
+    if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+    while chunk:
+        read += len(chunk)
+        following = _read(file) if read < MAX_UNPACKED_BYTES else b""
+        plain = (
+            decoder.decode(chunk, not following).encode("utf-8", "replace") if decoder else chunk
+        )
+        yield plain, not following
+        chunk = following
+
+
+def _read(file: IO[bytes]) -> bytes:
+    try:
+        return file.read(CHUNK_BYTES)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        return b""
+
+
+def _text(found: bytes) -> str:
+    return found.decode("utf-8", "replace")

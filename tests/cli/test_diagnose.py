@@ -1,0 +1,165 @@
+"""`keepstep diagnose`: what failed runs say, and what hostile files do not do to it."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from keepstep.cli import diagnose
+from keepstep.cli.diagnose import read_verdict
+from keepstep.cli.main import app
+from keepstep.core.postmortem.sightings import Sightings
+from keepstep.core.postmortem.verdict import LogVerdict
+from keepstep.edge.os.log_files import MAX_HITS
+from tests.core.postmortem.failed_runs import Run, held_out, tuned
+
+CLASSES_RIGHT = 0.95
+RANKS_RIGHT = 0.90
+
+
+def laid_out(files: dict[str, bytes], at: Path) -> Path:
+    for name, data in files.items():
+        (at / name).parent.mkdir(parents=True, exist_ok=True)
+        (at / name).write_bytes(data)
+    return at
+
+
+def verdict_of(files: dict[str, bytes], at: Path) -> LogVerdict:
+    verdict, _, _ = read_verdict(laid_out(files, at))
+    assert verdict is not None
+    return verdict
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, ["diagnose", *map(str, words)])
+
+
+@pytest.mark.parametrize(
+    ("runs", "kinds"), [(tuned(), 30), (held_out(), 30)], ids=["tuned", "held out"]
+)
+def test_causes_and_culprits(runs: list[Run], kinds: int, tmp_path: Path) -> None:
+    assert len(runs) == 4 * kinds
+    found = [(r, verdict_of(r.files, tmp_path / str(i))) for i, r in enumerate(runs)]
+    wrong = [f"{r.name}: {v.cause.name}" for r, v in found if v.cause.name != r.kind]
+    blamed = [f"{r.name}: {v.rank}, not {r.rank}" for r, v in found if v.rank != r.rank]
+    assert len(wrong) <= (1 - CLASSES_RIGHT) * len(runs), wrong
+    assert len(blamed) <= (1 - RANKS_RIGHT) * len(runs), blamed
+
+
+OOM = b"[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+STEPS = b"".join(b"step %d loss 1.0\n" % i for i in range(20))
+CRASH = b"""[rank0]:   File "/work/train.py", line 7, in step\n[rank0]: KeyError: 'x'\n"""
+PEER = b"RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.1]:4711\n"
+
+
+def test_a_cause_is_shown_and_exits_0(tmp_path: Path) -> None:
+    laid_out({"rank0.log": STEPS + PEER, "rank1.log": STEPS + OOM}, tmp_path)
+    result = run(tmp_path)
+    assert result.exit_code == 0
+    assert "gpu-memory" in result.stdout and "rank 1" in result.stdout
+    assert "rank1.log:21" in result.stdout and "lower memory" in result.stdout
+
+
+def test_the_document_keeps_its_shape(tmp_path: Path) -> None:
+    laid_out({"rank0.log": STEPS + PEER, "rank1.log": STEPS + OOM}, tmp_path)
+    document = json.loads(run(tmp_path, "--json").stdout)
+    assert set(document) == {
+        *("class", "means", "rank", "host", "ranks", "attempt", "why", "action", "advice"),
+        *("first", "collective", "evidence", "put_aside", "files", "unread"),
+    }
+    assert (document["class"], document["rank"], document["files"]) == ("gpu-memory", 1, 2)
+    first = document["first"]
+    assert (first["file"], first["line"], first["role"]) == ("rank1.log", 21, "root")
+    assert document["put_aside"] == {"cascades": 1, "teardowns": 0, "survived": 0}
+
+
+def test_what_nobody_can_know_exits_1_with_the_first_suspicious_lines(tmp_path: Path) -> None:
+    laid_out({f"rank{r}.log": STEPS + PEER for r in range(3)}, tmp_path)
+    result = run(tmp_path)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("unknown") and "Connection closed by peer" in result.stdout
+
+
+def test_what_cannot_be_read_exits_2(tmp_path: Path) -> None:
+    assert run(tmp_path / "nowhere").exit_code == 2
+    assert run(tmp_path).exit_code == 2  # empty
+
+
+def test_one_file_is_enough(tmp_path: Path) -> None:
+    laid_out({"job.out": STEPS + OOM}, tmp_path)
+    assert run(tmp_path / "job.out").exit_code == 0
+
+
+def test_a_collective_that_was_missed_is_named(tmp_path: Path) -> None:
+    waits = (
+        "[rank%d]:[E314 09:26:53.1 P.cpp:685] [Rank %d] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=77, OpType=ALLREDUCE, NumelIn=1)\n"
+    )
+    files = {f"rank{r}.log": STEPS + (waits % (r, r)).encode() for r in (0, 1, 3)}
+    laid_out({**files, "rank2.log": STEPS}, tmp_path)
+    document = json.loads(run(tmp_path, "--json").stdout)
+    assert (document["class"], document["rank"]) == ("hang", 2)
+    collective = document["collective"]
+    assert (collective["seq"], collective["op"], collective["missing"]) == (77, "ALLREDUCE", [2])
+
+
+def test_an_error_that_was_survived_is_no_cause(tmp_path: Path) -> None:
+    verdict = verdict_of({"rank0.log": STEPS + CRASH, "rank1.log": OOM + STEPS}, tmp_path)
+    assert (verdict.cause.name, verdict.rank, verdict.survived) == ("code", 0, 1)
+
+
+def test_an_error_without_a_traceback_is_a_figure(tmp_path: Path) -> None:
+    files = {"rank0.log": STEPS + b"ReconstructionError: 0.31\nPredictionError: 0.02\n"}
+    assert not verdict_of(files, tmp_path).is_known
+
+
+def test_who_is_killed_because_another_failed_is_not_the_cause(tmp_path: Path) -> None:
+    srun = b"srun: error: n2: tasks 4-7: Killed\nsrun: error: n1: task 0: Exited with exit code 1\n"
+    verdict = verdict_of({"rank0.log": STEPS + CRASH, "slurm-1.out": srun}, tmp_path)
+    assert (verdict.cause.name, verdict.rank) == ("code", 0)
+
+
+def test_the_last_attempt_is_what_ended_the_job(tmp_path: Path) -> None:
+    files = {
+        "none_x/attempt_0/1/stderr.log": OOM,
+        "none_x/attempt_1/0/stderr.log": CRASH,
+        "none_x/attempt_1/1/stderr.log": PEER,
+    }
+    verdict = verdict_of(files, tmp_path)
+    assert (verdict.cause.name, verdict.rank, verdict.attempt) == ("code", 0, 1)
+
+
+def test_what_a_log_says_does_nothing_to_the_screen(tmp_path: Path) -> None:
+    laid_out(
+        {"rank1.log": b"[rank1]: RuntimeError: CUDA out of memory \x1b]0;evil\x07[red]\n"}, tmp_path
+    )
+    result = run(tmp_path)
+    assert "\x1b" not in result.stdout and "\x07" not in result.stdout
+    assert "[red]" in result.stdout
+
+
+def test_hostile_files_cost_bounded_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line an error of another kind: the lines that are looked at are counted, not timed."""
+    draw = random.Random(7)
+    looked_at: list[int] = []
+    see = Sightings.see
+    monkeypatch.setattr(
+        Sightings, "see", lambda self, e: (looked_at.append(len(e.text)), see(self, e))
+    )
+    words = ["CUDA out of memory", "exitcode  : -9 (pid: 1)", "nranks ", "rank " * 500, "[" * 3000]
+    lines = [
+        f"[rank{draw.randrange(9)}]: RuntimeError{i}: {draw.choice(words)} {draw.randbytes(8)!r}"
+        for i in range(60_000)
+    ]
+    laid_out({"rank0.log": "\n".join(lines).encode(), "junk": draw.randbytes(3_000_000)}, tmp_path)
+    verdict, _, _ = read_verdict(tmp_path)
+    assert verdict is not None
+    needles = len(diagnose.table().needles()) + 10
+    chunks = 2 + sum(f.stat().st_size for f in tmp_path.iterdir()) // (4 << 20)
+    assert len(looked_at) <= 2 * MAX_HITS * needles * chunks
+    assert len(looked_at) < len(lines) / 4
+    assert max(looked_at) <= 4096
