@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from keepstep import __version__
 from keepstep.cli.clean import clean
+from keepstep.cli.compare import compare
 from keepstep.cli.drill import drill
 from keepstep.cli.explain import explain
 from keepstep.cli.inspect import inspect
@@ -82,7 +83,7 @@ def main(
 app.command(context_settings=CONTEXT_SETTINGS, rich_help_panel=TRAINING)(run)
 for panel, commands in (
     (TRAINING, (drill,)),
-    (LOOKING, (status, explain, inspect, profile, clean)),
+    (LOOKING, (status, explain, inspect, compare, profile, clean)),
     (PLANNING, (placement, plan, simulate, timeouts)),
 ):
     for command in commands:
