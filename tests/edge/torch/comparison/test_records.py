@@ -141,6 +141,18 @@ def test_a_record_that_names_code_runs_none(tmp_path: Path) -> None:
     assert not touched.exists()
 
 
+@pytest.mark.parametrize("begin", [0, 4])
+def test_a_record_with_more_memory_than_the_tensor_has(begin: int) -> None:
+    file, tensor = io.BytesIO(), torch.arange(10.0)[begin : begin + 3]
+    torch.save(tensor, file)
+    info = _StorageInfo("__0_0.distcp", 0, len(file.getvalue()))
+    box = TensorBox((0,), (3,))
+    record = Record(file, info, torch.float32, box, "w")  # type: ignore[arg-type]
+    found = bytearray(12)
+    record.read_into(0, memoryview(found))
+    assert found == raw(tensor)
+
+
 def test_what_torch_loads_is_what_is_read(tmp_path: Path) -> None:
     """DCP reads the same file on its own way."""
     store, given = Store(tmp_path / "store"), tree()

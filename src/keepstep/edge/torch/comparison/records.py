@@ -140,7 +140,8 @@ class Record:
         return 0
 
     def _begin(self, archive: zipfile.ZipFile, part: _Part) -> int | None:
-        """Where in the record the tensor's memory begins; None when it is not row after row."""
+        """Where in the record the tensor's memory begins; None when it is not row after row, or
+        has more than the tensor."""
         records = {posixpath.basename(record.filename): record for record in archive.infolist()}
         if any(record.compress_type != zipfile.ZIP_STORED for record in records.values()):
             raise UntrustedError(f"{self._where}: expected nothing compressed")
@@ -153,9 +154,9 @@ class Record:
         part.seek(memory.header_offset)
         name, extras = _LOCAL_HEADER.unpack(part.read(_LOCAL_HEADER.size) or b"")
         begin = memory.header_offset + _LOCAL_HEADER.size + name + extras
-        if memory.file_size != nbytes or begin + nbytes > self._info.length:
+        if begin + nbytes > self._info.length:
             raise DamageError(f"{self._where}: expected {nbytes} bytes in its record")
-        return int(begin)
+        return int(begin) if memory.file_size == nbytes else None
 
 
 class _Part(io.RawIOBase):
@@ -221,12 +222,12 @@ class _ShapeReader(CheckedUnpickler):
 
 
 def _shape_of(pickled: bytes) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
-    """The name of a tensor's memory, its shape and its strides; None: it is something else, or does
-    not begin where its memory does, or is a view that changes signs."""
+    """The name of a tensor's memory, its shape and its strides; None: it is something else, or a
+    view that changes signs."""
     said = _ShapeReader(io.BytesIO(pickled), _Shapes()).load()
     if not isinstance(said, tuple) or len(said) < 6 or any(isinstance(e, dict) and e for e in said):
         return None
-    memory, offset, shape, strides = said[:4]
-    if offset != 0 or not isinstance(memory, tuple) or len(memory) != 5:
+    memory, _, shape, strides = said[:4]
+    if not isinstance(memory, tuple) or len(memory) != 5:
         return None
     return str(memory[2]), tuple(shape), tuple(strides)
