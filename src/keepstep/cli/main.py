@@ -18,6 +18,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from keepstep import __version__
+from keepstep.cli.audit import audit
 from keepstep.cli.clean import clean
 from keepstep.cli.compare import compare
 from keepstep.cli.drill import drill
@@ -81,6 +82,7 @@ def main(
 
 
 app.command(context_settings=CONTEXT_SETTINGS, rich_help_panel=TRAINING)(run)
+app.command(context_settings=CONTEXT_SETTINGS, rich_help_panel=TRAINING)(audit)
 for panel, commands in (
     (TRAINING, (drill,)),
     (LOOKING, (status, explain, inspect, compare, profile, clean)),
