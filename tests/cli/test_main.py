@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import keepstep
 from keepstep.cli.main import app
 
-COMMANDS = ("run", "status", "inspect", "explain", "clean", "drill", "lab")
+COMMANDS = ("run", "status", "inspect", "compare", "explain", "clean", "drill", "lab", "audit")
 
 
 def test_help_lists_every_command() -> None:

@@ -167,7 +167,7 @@ def prove(row: SlotRow, verify: bool, tensors: bool) -> Proof:
     try:
         slot = Slot(MEMORY, row.path)
         try:
-            if not _lock(slot):
+            if not lock_slot(slot):
                 return Proof(row, "busy", "it is being written")
             # it may have been written anew since it was listed
             row = slot_row(row.path, row.rank, Moment.now(), row.kind)
@@ -185,7 +185,8 @@ def prove(row: SlotRow, verify: bool, tensors: bool) -> Proof:
     return Proof(row, "intact" if verify else "unproven", "", segments)
 
 
-def _lock(slot: Slot) -> bool:
+def lock_slot(slot: Slot) -> bool:
+    """Keep its rank from writing into it; False while somebody does."""
     for _ in range(LOCK_TRIES):
         if slot.lock(exclusive=False):
             return True

@@ -18,7 +18,9 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from keepstep import __version__
+from keepstep.cli.audit import audit
 from keepstep.cli.clean import clean
+from keepstep.cli.compare import compare
 from keepstep.cli.diagnose import diagnose
 from keepstep.cli.drill import drill
 from keepstep.cli.explain import explain
@@ -81,9 +83,10 @@ def main(
 
 
 app.command(context_settings=CONTEXT_SETTINGS, rich_help_panel=TRAINING)(run)
+app.command(context_settings=CONTEXT_SETTINGS, rich_help_panel=TRAINING)(audit)
 for panel, commands in (
     (TRAINING, (drill,)),
-    (LOOKING, (status, explain, diagnose, inspect, profile, clean)),
+    (LOOKING, (status, explain, diagnose, inspect, compare, profile, clean)),
     (PLANNING, (placement, plan, simulate, timeouts)),
 ):
     for command in commands:

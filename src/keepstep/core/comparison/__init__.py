@@ -1,0 +1,1 @@
+"""Comparison: what two states have in common, and what their difference means."""
