@@ -123,6 +123,15 @@ def test_who_is_killed_because_another_failed_is_not_the_cause(tmp_path: Path) -
     assert (verdict.cause.name, verdict.rank) == ("code", 0)
 
 
+@pytest.mark.parametrize(("hour", "kind"), [("09", "gpu-lost"), ("03", "code")])
+def test_what_the_kernel_told_hours_before_is_of_no_use(
+    hour: str, kind: str, tmp_path: Path
+) -> None:
+    xid = f"Mar 14 {hour}:00:00 node1 kernel: [9.123456] NVRM: Xid (PCI:0000:18:00): 79, pid=1\n"
+    files = {"rank0.log": b"2026-03-14 09:10:00 ERROR train: failed\n" + CRASH}
+    assert verdict_of({**files, "kern.log": xid.encode()}, tmp_path).cause.name == kind
+
+
 def test_the_last_attempt_is_what_ended_the_job(tmp_path: Path) -> None:
     files = {
         "none_x/attempt_0/1/stderr.log": OOM,

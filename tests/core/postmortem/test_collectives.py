@@ -50,7 +50,7 @@ def test_nobody_where_all_wait_in_the_same() -> None:
 
 
 def test_old_watchdogs_tell_no_number_and_bars_stand_before_others() -> None:
-    old = "  what():  [Rank %d] Watchdog caught collective operation timeout: WorkNCCL(OpType=GATHER, "
+    old = "  what():  [Rank %d] Watchdog caught collective operation timeout: WorkNCCL(OpType=X, "
     bar = "10/99 [00:39<00:53, 1.8s/it][rank1]:[E3 P.cpp:6] [Rank 1] Watchdog caught collective "
     found = heard(old % 0, bar + "operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE", old % 3)
     missed = found.missed({0, 1, 2, 3})

@@ -46,7 +46,13 @@ def test_chunks_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(log_files, "MAX_HITS", 10_000)
     path = written(tmp_path / "a.log", text.encode())
     dumb = [line for line in text.split("\n") if any(word in line for word in words)]
-    assert texts(path, words) == dumb
+    found = list(search(path, "a.log", words))
+    assert [excerpt.text for excerpt in found] == dumb
+    for excerpt in found:
+        begin, end = excerpt.offset, excerpt.offset + len(excerpt.text)
+        assert text[begin:end] == excerpt.text
+        assert excerpt.before(50) == text[max(0, begin - 50) : begin]
+        assert excerpt.after(50) == text[end : end + 50]
 
 
 def test_packed_torn_and_other_encodings(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ any error), then the one on fewer ranks, then the earlier. No root, but watchdog
 culprit is who did not enter the collective. Nothing but cascades: the one rank that says nothing
 hangs or is gone. Else nobody knows, and that is what is said.
 
+What a kernel's log tells of hours before the end is not of this failure.
+
 Invariant: what is said while the rest is ended is never the cause.
 """
 
@@ -30,6 +32,7 @@ UNKNOWN = FailureClass(
     "job",
 )
 SHOWN = 5  # lines of evidence
+STALE_S = 2 * 3600  # a collective's time-out is shorter, and a kernel's log goes back for weeks
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,20 @@ def _attempts(seen: Sightings) -> list[_Attempt]:
             (attempt.survived if sighting.is_survived else attempt.roots).append(sighting)
         else:
             (attempt.cascades if role == "cascade" else attempt.teardowns).append(sighting)
+    for attempt in found.values():
+        _drop_stale(attempt)
     return [found[number] for number in sorted(found)]
+
+
+def _drop_stale(attempt: _Attempt) -> None:
+    """What the kernel told long before anybody noticed anything was survived."""
+    others = [*attempt.roots, *attempt.cascades, *attempt.teardowns]
+    last = max((s.seconds for s in others if s.seconds is not None), default=inf)
+    for root in list(attempt.roots):
+        told = last if root.seconds is None else root.seconds
+        if root.pattern.where == "kernel" and told < last - STALE_S:
+            attempt.roots.remove(root)
+            attempt.survived.append(root)
 
 
 def _first_exits(seen: Sightings) -> list[Sighting]:
