@@ -5,7 +5,8 @@ the modules of the program's own files and the variables of its running function
 through containers, attributes, closures, defaults, bound methods, running generators and iterators.
 An object is looked at once, under the shortest path. Never changes anything, draws no numbers.
 
-Left out: keepstep's own objects, threads, locks, files, and what only C code reaches.
+Left out: gradients, which `protect` keeps where a step goes on from them; keepstep's own objects,
+threads, locks, files, and what only C code reaches.
 """
 
 from __future__ import annotations
@@ -163,8 +164,6 @@ def _below(value: Any) -> Found:
     if _is_left_out(kind) or isinstance(value, types.ModuleType):
         return
     if isinstance(value, torch.Tensor):
-        if value.is_leaf and value.grad is not None:
-            yield ".grad", value.grad
         yield from _attributes(value)
     elif isinstance(value, dict):
         for index, (key, inner) in enumerate(list(value.items())):
