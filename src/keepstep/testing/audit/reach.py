@@ -20,7 +20,7 @@ import sysconfig
 import types
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,11 @@ _OURS = str(Path(__file__).parents[2])
 Found = Iterator[tuple[str, Any]]  # a step of a path, and where it leads
 
 
-def reach(frame: types.FrameType | None) -> dict[str, SeenValue]:
-    """All that the program can get at from where it stands."""
-    queue = deque(_roots(frame))
+def reach(
+    frame: types.FrameType | None, modules: Iterable[types.ModuleType]
+) -> dict[str, SeenValue]:
+    """All that the program can get at from where it stands. `modules`: that are loaded."""
+    queue = deque(_roots(frame, modules))
     seen: dict[str, SeenValue] = {}
     kept: dict[int, Any] = {}  # so that no number is given twice
     while queue:
@@ -70,13 +72,15 @@ def is_own(filename: str) -> bool:
     return not (is_installed or filename.startswith(("<", *known)))
 
 
-def _roots(frame: types.FrameType | None) -> Iterator[tuple[str, Any]]:
+def _roots(
+    frame: types.FrameType | None, loaded: Iterable[types.ModuleType]
+) -> Iterator[tuple[str, Any]]:
     frames = []
     while frame is not None:
         if is_own(frame.f_code.co_filename):
             frames.append(frame)
         frame = frame.f_back
-    modules = [m for m in list(sys.modules.values()) if is_own(getattr(m, "__file__", None) or "<")]
+    modules = [m for m in loaded if is_own(getattr(m, "__file__", None) or "<")]
     spaces = [(m.__name__, vars(m)) for m in modules]
     for running in reversed(frames):
         code = running.f_code
