@@ -84,7 +84,7 @@ def test_a_change_is_seen(name: str) -> None:
     held = make()
 
     def look() -> dict[str, Any]:
-        found = reach(sys._getframe(1))
+        found = reach(sys._getframe(1), ())
         where = f"{sys._getframe(1).f_code.co_name}(): held"
         return {p: s for p, s in found.items() if p.startswith(where)}
 
@@ -97,7 +97,7 @@ def test_a_change_is_seen(name: str) -> None:
 def test_an_object_under_two_names_is_looked_at_once() -> None:
     one = torch.zeros(1)
     other = [one]
-    found = reach(sys._getframe(0))
+    found = reach(sys._getframe(0), ())
     where = "test_an_object_under_two_names_is_looked_at_once(): "
     assert [p for p in found if p.startswith(where)] == [f"{where}one"]
     assert other[0] is one
@@ -106,4 +106,4 @@ def test_an_object_under_two_names_is_looked_at_once() -> None:
 def test_what_holds_itself_ends() -> None:
     held: list[Any] = [1]
     held.append(held)
-    assert "test_what_holds_itself_ends(): held[0]" in reach(sys._getframe(0))
+    assert "test_what_holds_itself_ends(): held[0]" in reach(sys._getframe(0), ())

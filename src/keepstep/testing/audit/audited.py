@@ -73,7 +73,9 @@ class Looker:
             if step >= self._run.kill_at and has_snapshot(self.job_dir):
                 os.kill(os.getpid(), signal.SIGKILL)
         if step in self._run.look_at or (step > 0 and not self._has_begun):
-            self._looks.append(Fingerprint(step, reach(sys._getframe(1))))
+            self._looks.append(
+                Fingerprint(step, reach(sys._getframe(1), list(sys.modules.values())))
+            )
         self._has_begun = True
         if step == self._run.look_at[-1]:
             self._run.report.write_text(json.dumps(as_json(self._looks)))

@@ -5,7 +5,8 @@ the modules of the program's own files and the variables of its running function
 through containers, attributes, closures, defaults, bound methods, running generators and iterators.
 An object is looked at once, under the shortest path. Never changes anything, draws no numbers.
 
-Left out: keepstep's own objects, threads, locks, files, and what only C code reaches.
+Left out: gradients, which `protect` keeps where a step goes on from them; keepstep's own objects,
+threads, locks, files, and what only C code reaches.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sysconfig
 import types
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,11 @@ _OURS = str(Path(__file__).parents[2])
 Found = Iterator[tuple[str, Any]]  # a step of a path, and where it leads
 
 
-def reach(frame: types.FrameType | None) -> dict[str, SeenValue]:
-    """All that the program can get at from where it stands."""
-    queue = deque(_roots(frame))
+def reach(
+    frame: types.FrameType | None, modules: Iterable[types.ModuleType]
+) -> dict[str, SeenValue]:
+    """All that the program can get at from where it stands. `modules`: that are loaded."""
+    queue = deque(_roots(frame, modules))
     seen: dict[str, SeenValue] = {}
     kept: dict[int, Any] = {}  # so that no number is given twice
     while queue:
@@ -69,13 +72,15 @@ def is_own(filename: str) -> bool:
     return not (is_installed or filename.startswith(("<", *known)))
 
 
-def _roots(frame: types.FrameType | None) -> Iterator[tuple[str, Any]]:
+def _roots(
+    frame: types.FrameType | None, loaded: Iterable[types.ModuleType]
+) -> Iterator[tuple[str, Any]]:
     frames = []
     while frame is not None:
         if is_own(frame.f_code.co_filename):
             frames.append(frame)
         frame = frame.f_back
-    modules = [m for m in list(sys.modules.values()) if is_own(getattr(m, "__file__", None) or "<")]
+    modules = [m for m in loaded if is_own(getattr(m, "__file__", None) or "<")]
     spaces = [(m.__name__, vars(m)) for m in modules]
     for running in reversed(frames):
         code = running.f_code
@@ -163,8 +168,6 @@ def _below(value: Any) -> Found:
     if _is_left_out(kind) or isinstance(value, types.ModuleType):
         return
     if isinstance(value, torch.Tensor):
-        if value.is_leaf and value.grad is not None:
-            yield ".grad", value.grad
         yield from _attributes(value)
     elif isinstance(value, dict):
         for index, (key, inner) in enumerate(list(value.items())):
