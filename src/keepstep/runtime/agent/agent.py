@@ -159,7 +159,7 @@ class Agent:
         def ended(pids: list[int]) -> None:
             self._rendezvous.follow(predecessor.attempt)
             why = (
-                f"the node's agent was killed; process {self._world.pid} takes over, has ended "
+                f"the node's agent died; process {self._world.pid} takes over, has ended "
                 f"its {len(pids)} processes and starts the ranks from memory"
             )
             self._world.journal.record(

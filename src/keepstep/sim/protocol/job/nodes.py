@@ -115,7 +115,10 @@ class SimNode:
             return
         lived_ns = self.around.world.now_ns - life.began_ns
         code = -SIGKILL if life.exit_code is None else life.exit_code
-        exit_code = self._supervision.exit_code(code, life.last_word, life.signalled, lived_ns)
+        attempt = predecessor(life.follows, life.process.pid, life.attempt).attempt
+        exit_code = self._supervision.exit_code(
+            code, life.last_word, life.signalled, lived_ns, attempt
+        )
         plan = self.around.plan
         if exit_code is None:
             delay_ns = plan.takes_ns("agent_start_ns", self.random)
