@@ -6,8 +6,9 @@ is to be killed; the exit code of `keepstep run` on this node, or that another a
 started.
 
 An agent that is killed, or dies of an error once it has taken part in an attempt, is followed by
-another one, but not for ever: a few short lives in a row are no accident. Nobody follows an agent that had said its last word: the memory may be gone by then,
-and what is done would be begun from nothing.
+another one, but not for ever: a few short lives in a row are no accident. Nobody follows an agent
+that had said its last word: the memory may be gone by then, and what is done would be begun from
+nothing.
 """
 
 from __future__ import annotations
