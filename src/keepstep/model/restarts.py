@@ -15,12 +15,14 @@ END_WITHIN_NS = 10 * S_NS
 @dataclass(frozen=True, slots=True)
 class Exit:
     """`code` as subprocess tells it: 0 ended well, n exit code, -n killed by signal n. `message`:
-    from the rank's error file, or why it was killed. `failure`: what is known of it besides."""
+    from the rank's error file, or why it was killed. `failure`: what is known of it besides.
+    `is_refusal`: keepstep refused it, until a person changes something."""
 
     rank: int
     code: int
     message: str = ""
     failure: Failure | None = None
+    is_refusal: bool = False
 
     @property
     def blamed(self) -> Failure:

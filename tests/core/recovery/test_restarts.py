@@ -661,3 +661,22 @@ def test_what_more_nodes_could_resume_waits_for_them_and_blames_nobody() -> None
     restarts.handle(RanksStarted(0))
     end = restarts.handle(RestoreRefused("memory is of 3 ranks", least=3))
     assert isinstance(end, End) and end.exit_code == CODE_REFUSED
+
+
+REFUSED = Exit(0, 1, "MemoryBudgetError: no", Failure(Cause.CRASH, 0, error="no"), True)
+
+
+def test_what_keepstep_refuses_at_the_start_ends_the_job_at_once_with_its_sentence() -> None:
+    end = started().handle(RanksExited((REFUSED,), S_NS))
+    assert isinstance(end, End) and end.exit_code == CODE_REFUSED
+    assert "MemoryBudgetError: no" in end.why and "program" not in end.why
+
+
+def test_what_keepstep_refuses_where_the_job_has_trained_is_tried_once_more() -> None:
+    restarts = started()
+    restarts.handle(exits(1, (1, KILLED), step=7))
+    restarts.handle(RanksStarted(0))
+    assert isinstance(restarts.handle(RanksExited((REFUSED,), S_NS, 7)), RestartAll)
+    restarts.handle(RanksStarted(0))
+    end = restarts.handle(RanksExited((REFUSED,), S_NS, 7))
+    assert isinstance(end, End) and end.exit_code == CODE_REFUSED

@@ -126,7 +126,6 @@ def test_who_comes_when_no_descriptor_is_left_waits_and_is_taken_later(room: Roo
     os.close(free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
     try:
-        turns = iter(range(3))
         tries: list[int] = []
         for number in (1, 2, 3):
             room.loop.after(number * ACCEPT_AGAIN_NS, partial(tries.append, number))

@@ -175,6 +175,8 @@ class Restarts:
         life_ns = event.at_ns - self._started_ns
         failure = replace(cause.blamed, completed_step=event.completed_step)
         self._notice_progress(life_ns, event.completed_step)
+        if cause.is_refusal and failure.step is None and self._is_refused_for_good():
+            return self._end(CODE_REFUSED, f"nobody may train: {cause}")
         why_not_keep = self._why_not_keep(event.able)
         return self._again(
             _Setback(
@@ -185,6 +187,12 @@ class Restarts:
                 event.expendable,
             )
         )
+
+    def _is_refused_for_good(self) -> bool:
+        """A refusal at the very start comes again at every other one. Where the job has trained it
+        may pass: what took the memory, say, is of the life before."""
+        has_trained = self._best_step >= 0
+        return not has_trained or bool(self._crashes)
 
     def _why_not_keep(self, able: bool) -> str:
         if not able:
