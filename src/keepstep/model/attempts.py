@@ -57,6 +57,7 @@ class Verdict:
     keep: ranks that can stay in their process do; else all start anew.
     failure: why there is another attempt, when it was one.
     vacant: the nodes whose places are free for others.
+    least: fewer nodes than so many do not form the next attempt.
     """
 
     KIND: ClassVar[str] = "verdict"
@@ -67,6 +68,7 @@ class Verdict:
     keep: bool = False
     failure: Failure | None = None
     vacant: Annotated[tuple[Rank, ...], Length(100_000)] = ()
+    least: Rank = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ KINDS = {
     "rank-attached": "a rank that trains has found its new keeper",
     "rank-bye": "a rank has said how it ends",
     "rank-left": "a rank's process is gone",
+    "connection-refused": "a process cannot connect: no descriptor is left, say",
     "stranger-refused": "another user's process, or a word without the job's secret, was refused",
     "no-secret": "who reaches the meeting point of the nodes can stop or join the job",
     "message-refused": "an invalid message came in",

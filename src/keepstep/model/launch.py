@@ -103,11 +103,13 @@ class RankAssignment:
 class ErrorReport:
     """What a rank leaves behind when its program fails. `message` is the error's type and message,
     `place` where in the program it was raised, `path` the file that says more; all empty when it
-    left nothing."""
+    left nothing. `is_refusal`: it is an error of keepstep's that lasts until a person changes
+    something."""
 
     message: str = ""
     place: str = ""
     path: str = ""
+    is_refusal: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,14 @@ END_WITHIN_NS = 10 * S_NS
 @dataclass(frozen=True, slots=True)
 class Exit:
     """`code` as subprocess tells it: 0 ended well, n exit code, -n killed by signal n. `message`:
-    from the rank's error file, or why it was killed. `failure`: what is known of it besides."""
+    from the rank's error file, or why it was killed. `failure`: what is known of it besides.
+    `is_refusal`: keepstep refused it, until a person changes something."""
 
     rank: int
     code: int
     message: str = ""
     failure: Failure | None = None
+    is_refusal: bool = False
 
     @property
     def blamed(self) -> Failure:
@@ -138,9 +140,11 @@ class AllEndedWell:
 
 @dataclass(frozen=True, slots=True)
 class RestoreRefused:
-    """There is nothing that the job may resume from, and a restart would not change that."""
+    """There is nothing that the job may resume from, and a restart would not change that, but
+    perhaps one with `least` nodes; 0: those are all there are."""
 
     why: str
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +180,9 @@ Event = (
 class RestartAll:
     """Meet the other nodes, start what is missing. `keep`: ranks that can stay in their process do;
     else kill what is left first. `leave`: leave this node's place to a spare that waits, if one
-    does. `fact`, `failure` and `leave` are for the others; `refused`: why `keep` is not. `finding`:
-    what this failure shows together with others."""
+    does. `fact`, `failure`, `leave` and `least` are for the others; `refused`: why `keep` is not.
+    `finding`: what this failure shows together with others. `least`: with fewer nodes it would end
+    as it did now; 0: not that anybody knows."""
 
     why: str
     fact: str
@@ -186,6 +191,7 @@ class RestartAll:
     refused: str = ""
     leave: bool = False
     finding: Finding | None = None
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -650,3 +650,33 @@ def test_where_nobody_may_train_the_job_ends_without_a_restart() -> None:
     assert isinstance(end, End) and (end.ok, end.exit_code) == (False, CODE_REFUSED)
     assert "memory is of 2 ranks" in end.why and restarts.restarts == 0
     assert restarts.handle(failed(1, 0, "a", 8)) is None
+
+
+def test_what_more_nodes_could_resume_waits_for_them_and_blames_nobody() -> None:
+    restarts = started(max_restarts=1)
+    action = restarts.handle(RestoreRefused("memory is of 3 ranks", least=3))
+    assert isinstance(action, RestartAll) and (action.least, action.keep) == (3, False)
+    assert action.failure is None and "memory is of 3 ranks" in action.fact
+    assert restarts.handle(RestoreRefused("memory is of 3 ranks", least=3)) is None
+    restarts.handle(RanksStarted(0))
+    end = restarts.handle(RestoreRefused("memory is of 3 ranks", least=3))
+    assert isinstance(end, End) and end.exit_code == CODE_REFUSED
+
+
+REFUSED = Exit(0, 1, "MemoryBudgetError: no", Failure(Cause.CRASH, 0, error="no"), True)
+
+
+def test_what_keepstep_refuses_at_the_start_ends_the_job_at_once_with_its_sentence() -> None:
+    end = started().handle(RanksExited((REFUSED,), S_NS))
+    assert isinstance(end, End) and end.exit_code == CODE_REFUSED
+    assert "MemoryBudgetError: no" in end.why and "program" not in end.why
+
+
+def test_what_keepstep_refuses_where_the_job_has_trained_is_tried_once_more() -> None:
+    restarts = started()
+    restarts.handle(exits(1, (1, KILLED), step=7))
+    restarts.handle(RanksStarted(0))
+    assert isinstance(restarts.handle(RanksExited((REFUSED,), S_NS, 7)), RestartAll)
+    restarts.handle(RanksStarted(0))
+    end = restarts.handle(RanksExited((REFUSED,), S_NS, 7))
+    assert isinstance(end, End) and end.exit_code == CODE_REFUSED

@@ -1,8 +1,9 @@
-"""Supervision: an agent that is killed is followed by another one, but nobody follows a last word,
-a signal or a row of short lives; and one that stays stopped is killed."""
+"""Supervision: an agent that dies is followed by another one, but nobody follows a last word, a
+signal or a row of short lives; and one that stays stopped is killed."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,18 +19,19 @@ from keepstep.model.launch import Predecessor
 LIVED_NS = st.integers(0, 2 * SHORT_LIFE_NS)
 
 
-@given(st.integers(0, 255), st.none() | st.integers(0, 255), st.none() | st.just(15), LIVED_NS)
-def test_an_agent_that_has_ended_by_itself_says_how(
-    code: int, last_word: int | None, signum: int | None, lived_ns: int
+@given(st.integers(0, 255), st.none() | st.just(15), LIVED_NS)
+def test_an_agent_that_ends_before_it_takes_part_says_how(
+    code: int, signum: int | None, lived_ns: int
 ) -> None:
-    assert Supervision().exit_code(code, last_word, signum, lived_ns) == code
+    assert Supervision().exit_code(code, None, signum, lived_ns, attempt=-1) == code
 
 
-@given(st.integers(1, 64), st.none() | st.integers(0, 255), st.none() | st.integers(1, 64))
-def test_a_killed_one_is_followed_unless_the_end_was_said_or_ordered(
-    killed_by: int, last_word: int | None, signum: int | None
+@given(st.integers(-64, 255), st.none() | st.integers(0, 255), st.none() | st.integers(1, 64))
+def test_one_that_dies_is_followed_unless_the_end_was_said_or_ordered(
+    code: int, last_word: int | None, signum: int | None
 ) -> None:
-    found = Supervision().exit_code(-killed_by, last_word, signum, SHORT_LIFE_NS)
+    """Killed, or of an error of its own: its ranks live on."""
+    found = Supervision().exit_code(code, last_word, signum, SHORT_LIFE_NS, attempt=0)
     if last_word is not None:
         assert found == last_word
     elif signum is not None:
@@ -38,13 +40,14 @@ def test_a_killed_one_is_followed_unless_the_end_was_said_or_ordered(
         assert found is None
 
 
-@given(st.lists(LIVED_NS, max_size=20))
-def test_short_lives_in_a_row_are_no_accident(lives: list[int]) -> None:
+@pytest.mark.parametrize(("code", "expected"), [(-9, 137), (1, 1)])
+@given(lives=st.lists(LIVED_NS, max_size=20))
+def test_short_lives_in_a_row_are_no_accident(code: int, expected: int, lives: list[int]) -> None:
     supervision, row = Supervision(), 0
     for lived_ns in lives:
         row = row + 1 if lived_ns < SHORT_LIFE_NS else 0
-        found = supervision.exit_code(-9, None, None, lived_ns)
-        assert (found == 137) == (row >= MAX_SHORT_LIVES)
+        found = supervision.exit_code(code, None, None, lived_ns, attempt=0)
+        assert (found == expected) == (row >= MAX_SHORT_LIVES)
         if found is not None:
             return
         assert found is None

@@ -4,8 +4,10 @@ does not read."""
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from keepstep.core.wire.conversations import KEEPER_WITH_NODE, RANK_WITH_KEEPER
-from keepstep.edge.net.boxes import MAX_ANSWERS, MAX_UNSENT_BYTES, SocketBox, connect, listen
+from keepstep.edge.net.boxes import (
+    ACCEPT_AGAIN_NS,
+    MAX_ANSWERS,
+    MAX_UNSENT_BYTES,
+    SocketBox,
+    connect,
+    listen,
+)
 from keepstep.edge.os.loop import Loop
 from keepstep.model.bounds import MAX_PACKET_BYTES
 from keepstep.model.messages.keeper_rank import (
@@ -107,6 +116,25 @@ def test_the_server_refuses_another_users_process_and_says_so(room: Room, tmp_pa
     assert f"process {os.getpid()} of user {os.getuid()}" in told[1]
     stranger.close()
     server.close()
+
+
+def test_who_comes_when_no_descriptor_is_left_waits_and_is_taken_later(room: Room) -> None:
+    came = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    came.connect(str(room.path))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        tries: list[int] = []
+        for number in (1, 2, 3):
+            room.loop.after(number * ACCEPT_AGAIN_NS, partial(tries.append, number))
+        room.until(lambda: len(tries) == 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [kind for kind, _ in room.told] == ["connection-refused"] and room.box is None
+    room.until(lambda: room.box is not None)
+    came.close()
 
 
 def test_nobody_connects_to_another_users_server(room: Room) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from keepstep import errors
 from keepstep.edge.os.error_file import VARIABLE, read_error_file, write_error_file
 from keepstep.model.launch import ErrorReport
 
@@ -54,3 +56,24 @@ def test_half_a_file_says_nothing(tmp_path: Path) -> None:
     path.write_text('{"message": "as old ones were"}')
     assert read_error_file(str(path)).message == "as old ones were"
     assert read_error_file(str(tmp_path / "none")) == ErrorReport()
+
+
+class ConfigError(Exception):
+    """Somebody else's."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_refusal"),
+    [
+        (errors.ConfigError, True),
+        (errors.MemoryBudgetError, True),
+        (errors.KeeperError, False),
+        (ConfigError, False),
+    ],
+)
+def test_what_keepstep_refuses_until_a_person_acts_is_known_as_that(
+    tmp_path: Path, kind: type[Exception], is_refusal: bool
+) -> None:
+    path = tmp_path / "error.json"
+    write_error_file(kind("slots: expected 2\nfound 1"), {VARIABLE: str(path)})
+    assert read_error_file(str(path)).is_refusal == is_refusal

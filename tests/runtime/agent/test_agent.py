@@ -26,6 +26,7 @@ from keepstep.model.messages.keeper_agent import JobEnded, MeshKnown, PeerDead
 from keepstep.model.messages.keeper_rank import BeginMesh, CannotListen, Listening, VoteRefused
 from keepstep.model.signals import SIGTERM
 from keepstep.model.units import S_NS
+from keepstep.runtime.agent import meeting
 from keepstep.runtime.agent.agent import Agent
 from tests.runtime.fakes import AgentRoom, FakeBox, FakeTime, Table
 
@@ -141,17 +142,6 @@ def test_where_nobody_may_train_the_job_ends_at_once_and_the_memory_stays(node: 
     assert node.outcome == [CODE_REFUSED] and len(node.processes.started) == 1
 
 
-def test_a_job_that_may_have_more_nodes_later_leaves_a_refusal_to_its_ranks(
-    tmp_path: Path,
-) -> None:
-    room = AgentRoom(tmp_path)
-    room.launch = replace(room.launch, nodes=2, min_nodes=1)
-    node = Node(room).begin()
-    node.room.keepers.box.says(VoteRefused("memory is of 3 ranks", is_final=True))
-    node.pass_ns(10)
-    assert not node.room.keepers.box.of(JobEnded) and node.outcome == []
-
-
 def test_a_rank_that_is_killed_has_all_start_anew(node: Node) -> None:
     node.end(1, -9)
     assert [ranks for _, ranks, _ in node.processes.started] == [{0, 1}, {0, 1}]
@@ -262,18 +252,25 @@ def test_a_standby_of_another_agent_is_not_taken(node: Node) -> None:
 
 
 class Town:
-    def __init__(self, home: Path, nodes: int) -> None:
-        time, table = FakeTime(), Table()
+    def __init__(self, home: Path, nodes: int, min_nodes: int | None = None) -> None:
+        self.home, self.count = home, nodes
+        self.min_nodes = nodes if min_nodes is None else min_nodes
+        self.time, self.table = FakeTime(), Table()
         self.nodes: list[Node] = []
-        for number in range(nodes):
-            room = AgentRoom(home / str(number), 1, nodes, time, table, number)
-            self.nodes.append(Node(room))
 
-    def begin(self) -> Town:
-        for number, node in enumerate(self.nodes):
-            node.begin()
-            node.room.keepers.box.says(Listening(f"host{number}", 7, 100 + number, -1))
-            node.room.settle()
+    def come(self, number: int) -> None:
+        """Another node."""
+        room = AgentRoom(self.home / str(number), 1, self.count, self.time, self.table, number)
+        room.launch = replace(room.launch, min_nodes=self.min_nodes)
+        room.change(shrink_after_s=1.0)
+        node = Node(room).begin()
+        self.nodes.append(node)
+        node.room.keepers.box.says(Listening(f"host{number}", 7, 100 + number, -1))
+        node.room.settle()
+
+    def begin(self, missing: int = 0) -> Town:
+        for number in range(self.count - missing):
+            self.come(number)
         self.pass_s(3)
         return self
 
@@ -319,6 +316,55 @@ def test_ranks_that_stay_are_told_where_to_meet_when_the_keeper_knows_the_mesh(
     assert [type(message) for message in box.sent] == [RegroupAt]
 
 
+def refuse(node: Node, is_mesh_known: bool = True) -> None:
+    """As the node's keeper says it to all who asked where to resume."""
+    keeper = node.room.keepers.box
+    if is_mesh_known:
+        keeper.says(MeshKnown(keeper.of(BeginMesh)[-1].mesh.version))
+    keeper.says(VoteRefused("memory is of 3 ranks", is_final=True))
+
+
+@pytest.fixture
+def smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Town:
+    """Two of three nodes, after they went on without the third."""
+    monkeypatch.setattr(meeting, "BEGINS_NS", 0)
+    town = Town(tmp_path, 3, min_nodes=2)
+    town.begin(missing=1)
+    assert [node.processes.started[-1][0].nodes for node in town.nodes] == [2, 2]
+    return town
+
+
+def test_what_more_nodes_could_resume_waits_for_them_and_says_so_once(smaller: Town) -> None:
+    refuse(smaller.nodes[0])
+    smaller.pass_s(5)
+    assert all(len(node.processes.started) == 1 for node in smaller.nodes)
+    assert all(node.outcome == [] and node.processes.living == {} for node in smaller.nodes)
+    [told] = [
+        event
+        for node in smaller.nodes
+        for event in node.room.journal.of("nodes-awaited")
+        if "least" in event.data
+    ]
+    assert "memory is of 3 ranks" in told.why and "at least 3 of its 3 nodes" in told.why
+    smaller.come(2)
+    smaller.pass_s(3)
+    assert [node.processes.started[-1][0].nodes for node in smaller.nodes] == [3, 3, 3]
+    refuse(smaller.nodes[2])
+    smaller.pass_s(10)
+    for node in smaller.nodes:
+        node.clean_up()
+    smaller.pass_s(10)
+    assert {node.outcome[0] for node in smaller.nodes} == {CODE_REFUSED}
+
+
+def test_a_refusal_from_before_the_keeper_knows_the_nodes_is_of_the_attempt_before(
+    smaller: Town,
+) -> None:
+    refuse(smaller.nodes[0], is_mesh_known=False)
+    smaller.pass_s(10)
+    assert all(node.processes.living == {0: 1001} for node in smaller.nodes)
+
+
 def test_a_lost_node_has_the_others_meet_again_and_a_replacement_is_asked_for(town: Town) -> None:
     first = town.nodes[0]
     mesh = first.room.keepers.box.of(BeginMesh)[-1].mesh
@@ -359,7 +405,6 @@ def test_a_job_that_one_node_gives_up_ends_on_all_with_its_code(town: Town) -> N
 
 
 def test_a_keeper_that_cannot_listen_is_no_beginning(tmp_path: Path) -> None:
-    town = Town(tmp_path, 2)
-    node = town.nodes[0].begin()
+    node = Node(AgentRoom(tmp_path, 1, 2)).begin()
     node.room.keepers.box.says(CannotListen("taken"))
     assert len(node.outcome) == 1 and isinstance(node.outcome[0], KeeperError)

@@ -62,12 +62,20 @@ def test_an_agent_that_ends_by_itself_says_how(tmp_path: Path) -> None:
 
 def test_a_killed_one_is_followed_by_one_that_knows(tmp_path: Path) -> None:
     code, lives = run(
-        tmp_path, f"report.take_part(7)\nif PREDECESSOR not in os.environ:\n    {DIE}"
+        tmp_path,
+        f"report.take_part(7)\nif PREDECESSOR not in os.environ:\n    {DIE}report.say_last_word(0)",
     )
     first, second = lives
     assert code == 0 and predecessor_of({PREDECESSOR: second[0]}) == Predecessor(
         (int(first[3]),), 7
     )
+
+
+def test_one_that_dies_of_an_error_in_the_midst_of_the_job_is_followed(tmp_path: Path) -> None:
+    program = "report.take_part(7)\nif PREDECESSOR not in os.environ:\n    raise OSError(24)"
+    code, (first, second) = run(tmp_path, f"{program}\nreport.say_last_word(0)")
+    assert code == 0
+    assert predecessor_of({PREDECESSOR: second[0]}) == Predecessor((int(first[3]),), 7)
 
 
 def test_one_that_stays_stopped_is_killed_and_followed(
@@ -87,7 +95,7 @@ lives_before = len(lives.read_text().splitlines()) - 1
 if lives_before == 0:
     report.take_part(7)
 if lives_before < 2:
-    {DIE}"""
+    {DIE}report.say_last_word(0)"""
     code, (first, second, third) = run(tmp_path, program)
     told = Predecessor((int(first[3]), int(second[3])), 7)
     assert code == 0 and predecessor_of({PREDECESSOR: third[0]}) == told

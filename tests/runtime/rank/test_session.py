@@ -23,6 +23,7 @@ import keepstep
 from keepstep.config import job_dir_of, resolve, user_dir
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, RANK_WITH_KEEPER
 from keepstep.edge.net.unix_socket import Mailbox
+from keepstep.edge.os.error_file import read_error_file
 from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.os.processes import ensure_keeper
@@ -696,3 +697,17 @@ def test_what_has_no_name_is_refused_with_what_to_write(settings: Settings, call
 def test_settings_by_name_are_refused_with_what_to_write(settings: Settings) -> None:
     with pytest.raises(ConfigError, match=r"protect\(keepstep.Config\(...\), model=model\)"):
         keepstep.protect(config=settings, **Training().stateful)
+
+
+def test_what_protect_refuses_is_told_to_the_agent_if_the_program_ends_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    with pytest.raises(ConfigError) as caught:
+        keepstep.protect({"slots": "many"}, value=1)
+    assert not path.exists(), "the program may mend it and go on"
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    report = read_error_file(str(path))
+    assert report.is_refusal and "slots" in report.message

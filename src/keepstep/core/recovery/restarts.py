@@ -79,6 +79,7 @@ class _Setback:
     exit: Exit | None = None
     expendable: bool = False
     heard: bool = False  # another node has said it to all
+    least: int = 0
 
 
 @dataclass
@@ -174,6 +175,8 @@ class Restarts:
         life_ns = event.at_ns - self._started_ns
         failure = replace(cause.blamed, completed_step=event.completed_step)
         self._notice_progress(life_ns, event.completed_step)
+        if cause.is_refusal and failure.step is None and self._is_refused_for_good():
+            return self._end(CODE_REFUSED, f"nobody may train: {cause}")
         why_not_keep = self._why_not_keep(event.able)
         return self._again(
             _Setback(
@@ -184,6 +187,12 @@ class Restarts:
                 event.expendable,
             )
         )
+
+    def _is_refused_for_good(self) -> bool:
+        """A refusal at the very start comes again at every other one. Where the job has trained it
+        may pass: what took the memory, say, is of the life before."""
+        has_trained = self._best_step >= 0
+        return not has_trained or bool(self._crashes)
 
     def _why_not_keep(self, able: bool) -> str:
         if not able:
@@ -247,6 +256,7 @@ class Restarts:
             why_not_keep,
             leave,
             finding,
+            setback.least,
         )
 
     def _program_is_wrong(self, finding: Finding | None) -> Finding | None:
@@ -293,7 +303,7 @@ class Restarts:
         if self._stage is _Stage.STOPPING:
             return None  # it ends here anyway
         if isinstance(event, RestoreRefused):
-            return self._end(CODE_REFUSED, f"nobody may train: {event.why}")
+            return self._refused(event)
         if isinstance(event, RegroupLate):
             if self._stage is not _Stage.RUNNING:
                 return None
@@ -330,6 +340,16 @@ class Restarts:
             if self._stage in (_Stage.ENDED_WELL, _Stage.MEETING)
             else None
         )
+
+    def _refused(self, event: RestoreRefused) -> Action | None:
+        """Where a lost node may come back the job waits for it: the program has done nothing."""
+        if event.least and self._stage is not _Stage.RUNNING:
+            return None
+        fact = f"nobody may train: {event.why}"
+        if not event.least or self.restarts >= self.max_restarts:
+            return self._end(CODE_REFUSED, fact)
+        why_not = "nobody may train with so few nodes"
+        return self._again(_Setback(fact, None, why_not, least=event.least))
 
     def _notice_progress(self, life_ns: int, completed_step: int | None) -> None:
         """A program that fails again and again at the same place is wrong, and restarting it hides

@@ -5,9 +5,10 @@ Comes in: looks at the agent; how it ended, what it had said, how long it lived.
 is to be killed; the exit code of `keepstep run` on this node, or that another agent is to be
 started.
 
-An agent that is killed is followed by another one, but not for ever: a few short lives in a row are
-no accident. Nobody follows an agent that had said its last word: the memory may be gone by then,
-and what is done would be begun from nothing.
+An agent that is killed, or dies of an error once it has taken part in an attempt, is followed by
+another one, but not for ever: a few short lives in a row are no accident. Nobody follows an agent
+that had said its last word: the memory may be gone by then, and what is done would be begun from
+nothing.
 """
 
 from __future__ import annotations
@@ -40,22 +41,30 @@ class Supervision:
         return True
 
     def exit_code(
-        self, code: int, last_word: int | None, signum: int | None, lived_ns: int
+        self,
+        code: int,
+        last_word: int | None,
+        signum: int | None,
+        lived_ns: int,
+        attempt: int,
     ) -> int | None:
         """None: start another agent.
 
         code: the agent's exit code, or minus the signal that killed it. last_word: the code with
             which it had said that the job ends here; None when it had not. signum: the first signal
-            that was passed on to it, None for none.
+            that was passed on to it, None for none. attempt: the newest that it or one before it
+            took part in, -1 for none: who ends by itself before that has left nothing behind.
         """
-        if code >= 0:
-            return code
         if last_word is not None:
             return last_word
+        if code >= 0 and attempt < 0:
+            return code
         if signum is not None:
             return 128 + signum
         self.short_lives = self.short_lives + 1 if lived_ns < SHORT_LIFE_NS else 0
-        return 128 - code if self.short_lives >= MAX_SHORT_LIVES else None
+        if self.short_lives < MAX_SHORT_LIVES:
+            return None
+        return 128 - code if code < 0 else code or 1
 
 
 def predecessor(before: Predecessor | None, pid: int, attempt: int) -> Predecessor:

@@ -27,12 +27,13 @@ from keepstep.edge.net import unix_socket
 from keepstep.edge.os.loop import Loop
 from keepstep.model.bounds import MAX_PACKET_BYTES
 from keepstep.model.messages.keeper_rank import NotUnderstood
-from keepstep.model.units import MIB
+from keepstep.model.units import MIB, MS_NS
 from keepstep.ports import Box, Hearer, MessageCodec
 
 CONNECT_S = 5.0  # a server that is there, and very busy, takes a connection in so long
 MAX_UNSENT_BYTES = 4 * MIB  # a peer that lets so much wait will never read it
 MAX_ANSWERS = 100  # to packets that are no message: two releases do not go on about it for ever
+ACCEPT_AGAIN_NS = 100 * MS_NS  # where a connection cannot be had
 MAX_WHY = 1000  # characters
 CREDENTIALS = struct.Struct("3i")  # as the kernel tells them: pid, uid, gid
 
@@ -193,6 +194,7 @@ class UnixBoxServer:
         self._loop, self._path, self._uid = loop, path, uid
         self._codec = codec
         self._on_box, self._tell = on_box, tell
+        self._is_short = False  # of what a connection takes, and that was told
         self._server = unix_socket.listen(path)
         self._server.setblocking(False)
         loop.add_reader(self._server.fileno(), self._accept)
@@ -202,6 +204,9 @@ class UnixBoxServer:
             sock, _ = self._server.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
+        except OSError as error:  # no descriptor is left, or no memory
+            self._cannot_accept(error)
+            return
         box = SocketBox(self._loop, sock, self._codec, self._tell)
         if box.uid != self._uid:
             why = f"process {box.pid} of user {box.uid} wanted to join user {self._uid}'s job"
@@ -209,6 +214,19 @@ class UnixBoxServer:
             sock.close()
             return
         box.begin(self._on_box(box))
+
+    def _cannot_accept(self, error: OSError) -> None:
+        """Whoever wants to connect waits, and is looked at again: told once, as it goes on so until
+        something is freed."""
+        if not self._is_short:
+            self._is_short = True
+            self._tell("connection-refused", f"nobody can connect to {self._path.name}: {error}")
+        self._loop.remove_reader(self._server.fileno())
+        self._loop.after(ACCEPT_AGAIN_NS, self._look_again)
+
+    def _look_again(self) -> None:
+        if self._server.fileno() >= 0:
+            self._loop.add_reader(self._server.fileno(), self._accept)
 
     def close(self) -> None:
         """Take no more. The connections there are stay."""

@@ -16,9 +16,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from keepstep.errors import ConfigError, MemoryBudgetError
 from keepstep.model.decoding import from_json
 from keepstep.model.launch import ErrorReport
 
+# What a person has to change before any start of these ranks can go well.
+REFUSALS = tuple(f"{kind.__name__}:" for kind in (ConfigError, MemoryBudgetError))
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
@@ -46,13 +49,16 @@ def read_error_file(path: str) -> ErrorReport:
         said = from_json(Path(path).read_text(encoding="utf-8"))["message"]
         if not isinstance(said, dict):
             return ErrorReport(str(said), "", path)
-        return ErrorReport(
-            str(said["message"]),
-            _place(str(said.get("extraInfo", {}).get("py_callstack", ""))),
-            path,
-        )
+        message = str(said["message"])
+        told = str(said.get("extraInfo", {}).get("py_callstack", ""))
+        return ErrorReport(message, _place(told), path, _is_refusal(message, told))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ErrorReport()
+
+
+def _is_refusal(message: str, told: str) -> bool:
+    """Other libraries have errors of these names, too: the traceback tells whose it is."""
+    return message.startswith(REFUSALS) and f"{ConfigError.__module__}.{message}" in told
 
 
 def _place(told: str) -> str:

@@ -93,6 +93,7 @@ class Agent:
         )
         self._members: tuple[Member, ...] = ()  # of the attempt, when there are several nodes
         self._mesh_version: int | None = None  # by which the keeper knows them
+        self._is_mesh_known = False  # to the keeper: what it says of a vote is of this attempt
         self._is_entering = False  # an attempt is formed, and its ranks are not started yet
         self._later: deque[Callable[[], None]] = deque()  # what came meanwhile
         self._time_up: Timer | None = None  # of the last action
@@ -158,7 +159,7 @@ class Agent:
         def ended(pids: list[int]) -> None:
             self._rendezvous.follow(predecessor.attempt)
             why = (
-                f"the node's agent was killed; process {self._world.pid} takes over, has ended "
+                f"the node's agent died; process {self._world.pid} takes over, has ended "
                 f"its {len(pids)} processes and starts the ranks from memory"
             )
             self._world.journal.record(
@@ -267,12 +268,14 @@ class Agent:
 
     def mesh_known(self, mesh_version: int) -> None:
         if mesh_version == self._mesh_version and not self._is_entering:
+            self._is_mesh_known = True
             self._group.order_regroup()
 
     def restore_refused(self, why: str) -> None:
-        if self._launch.min_nodes == self._launch.nodes:
-            self._happened(RestoreRefused(why))
-        # else the ranks fail, and in an attempt of more nodes all may be as it was
+        if self._mesh_version is not None and not self._is_mesh_known:
+            return  # in the attempt before, which had other nodes
+        here, nodes = self._group.place.nodes, self._launch.nodes
+        self._happened(RestoreRefused(why, here + 1 if here < nodes else 0))
 
     # -- what the other nodes say
 
@@ -332,7 +335,7 @@ class Agent:
         if mesh is not None:
             hosts = tuple(member.host for member in mesh.members)
             self._members = mesh.members
-            self._mesh_version = mesh.version
+            self._mesh_version, self._is_mesh_known = mesh.version, False
             self._replacement = self._new_replacement(mesh.node, hosts)
             self._keeper.begin_mesh(mesh)  # when it knows it, the ranks that stayed may ask
         else:
@@ -369,9 +372,12 @@ class Agent:
             keep=action.keep,
             failure=action.failure,
             vacant=vacant,
+            least=action.least,
         )
         self._rendezvous.say(place.attempt, verdict)
         self._tell(action.finding)
+        if action.least:
+            self._tell_awaited(action)
         if action.keep:
             self._group.notify(action)
             self._join(action.leave, action.failure)
@@ -384,6 +390,17 @@ class Agent:
                 self._join(action.leave, action.failure)
 
         self._group.end(action, killed)
+
+    def _tell_awaited(self, action: RestartAll) -> None:
+        here, nodes = self._group.place.nodes, self._launch.nodes
+        why = (
+            f"{action.fact}. The job waits until at least {action.least} of its {nodes} nodes are "
+            "here, and then tries again: bring the lost node back, or start the same command on "
+            "another machine"
+        )
+        self._world.journal.record(
+            "nodes-awaited", why, WARNING, here=here, nodes=nodes, least=action.least
+        )
 
     def _tell(self, finding: Finding | None) -> None:
         if finding is not None:

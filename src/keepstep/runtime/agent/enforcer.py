@@ -156,7 +156,7 @@ class Enforcer:
         elif code:
             self._tell(diagnosis, INFO)
         failure = self._failure(end.rank, diagnosis, step, end.report) if code else None
-        found = Exit(rank, code, message, failure)
+        found = Exit(rank, code, message, failure, bool(code) and end.report.is_refusal)
         if code:
             self._attempt.failures.append(found)
         level = WARNING if code else INFO

@@ -54,6 +54,7 @@ BEGINS_NS = 60 * S_NS
 LEAVES_NS = 5 * S_NS
 # So long the nodes of an attempt have to come to the KV of the one that follows its killed host.
 ALONE_NS = 300 * S_NS
+NONE_BEFORE = Verdict("again", "")  # where there is no attempt that this one follows
 KINDS = {"again": "attempt-wanted", "stop": "job-stopped", "done": "job-done"}  # of journal events
 
 
@@ -83,14 +84,6 @@ class TakenSeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
-    """What the verdict about the attempt before said."""
-
-    keep: bool = False
-    vacant: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Lived:
     """An attempt that was formed, as all its nodes have seen it. `answers`: by place."""
 
@@ -104,11 +97,11 @@ class Standing:
 
     mine: how it arrives. follows: the attempt in which this node's agent was killed; -1 for none.
     seat: the newest it had. number: the attempt that it lives in or is to take part in, -1 when it
-    has come newly; first: what that was when it came. request: what has not been answered by an
-    attempt. lived: attempt `number`, once formed. verdict: the newest `again` it heard; last: the
-    last word about the job; judged: the attempt that it had a word about, and what became of that,
-    which it may not have heard as the others do. is_well: its ranks have ended well in `number`.
-    words: what is still to be said.
+    has come newly; first: what that was when it came; before: the verdict before that. request:
+    what has not been answered by an attempt. lived: attempt `number`, once formed. verdict: the
+    newest `again` it heard; last: the last word about the job; judged: the attempt that it had a
+    word about, and what became of that, which it may not have heard as the others do. is_well: its
+    ranks have ended well in `number`. words: what is still to be said.
     """
 
     mine: Arrival
@@ -116,7 +109,7 @@ class Standing:
     follows: int = -1
     number: int = -1
     first: int = 0
-    before: Before = Before()
+    before: Verdict = NONE_BEFORE
     waits_ns: int = 0
     request: JoinRequest | None = None
     lived: Lived | None = None
@@ -129,7 +122,7 @@ class Standing:
 
     def go_on(self, verdict: Verdict) -> None:
         """To the attempt after this one, which has ended."""
-        self.number, self.before = self.number + 1, Before(verdict.keep, verdict.vacant)
+        self.number, self.before = self.number + 1, verdict
         self.waits_ns = 0 if self.seat.place >= 0 else FIRST_NS
         self.lived, self.is_well, self.verdict = None, False, verdict
 
@@ -316,7 +309,7 @@ class Meeting:
             # Before this agent takes its place: when the attempt is formed all are told.
             await record.tell_failure(number - 1, standing.seat.place, request.failure)
         if request.leave:
-            standing.waits_ns, standing.before = LEAVES_NS, Before(standing.before.keep)
+            standing.waits_ns, standing.before = LEAVES_NS, replace(standing.before, vacant=())
         standing.request = JoinRequest(request.keeper, stays=request.stays)
         self._come_from(_keeper_of(request), request.stays)
         waits_ns = standing.waits_ns
@@ -346,9 +339,12 @@ class Meeting:
         is_forming = lived is None and standing.seat.attempt == number and standing.seat.place >= 0
         if is_forming or (lived is not None and not is_same):
             # Some nodes may have formed it and others not, or others have begun anew here.
-            before = standing.before if is_forming else Before(keep=True)
+            before = standing.before if is_forming else replace(NONE_BEFORE, keep=True)
             why = "the nodes had to find a new place to meet"
-            await self.say(number, Verdict("again", why, keep=before.keep, vacant=before.vacant))
+            verdict = Verdict(
+                "again", why, keep=before.keep, vacant=before.vacant, least=before.least
+            )
+            await self.say(number, verdict)
             await record.call_off(number, self._launch.nodes)
         newest = await self._newest(standing.first, max(0, standing.first - 1))
         if isinstance(newest, Verdict):
@@ -448,17 +444,17 @@ class Meeting:
         await self.say(number, Verdict("again", why, keep=True))
         return number
 
-    async def _newest(self, since: int, number: int = 0) -> tuple[int, Before] | Verdict:
+    async def _newest(self, since: int, number: int = 0) -> tuple[int, Verdict] | Verdict:
         """The attempt that is to come or under way, and what was said about the one before it.
 
         Or the last word about the job, when it has ended in attempt `since` or a later one. To who
         comes newly (-1) an end is that of an earlier run.
         """
-        before = Before()
+        before = NONE_BEFORE
         while (verdict := await self._record.verdict(number)) is not None:
             if 0 <= since <= number and verdict.outcome != "again":
                 return verdict
-            number, before = number + 1, Before(verdict.keep, verdict.vacant)
+            number, before = number + 1, verdict
         return number, before
 
     async def _may_go_first(self, number: int, vacant: Sequence[int]) -> bool:
@@ -572,7 +568,8 @@ class Meeting:
     async def _wait_until_full(self, number: int) -> None:
         """Until all nodes are there, or the attempt is closed with fewer because the time for more
         is over."""
-        nodes, least = self._launch.nodes, self._launch.min_nodes
+        nodes = self._launch.nodes
+        least = max(self._launch.min_nodes, self._standing.before.least)
         within_ns = None
         if least < nodes:
             patience_ns = round(self._options.shrink_after_s * S_NS)
@@ -583,7 +580,7 @@ class Meeting:
                 waited = human_ns(within_ns or 0)
                 why = (
                     f"attempt {number}: {here} of {nodes} nodes are here after {waited}, enough "
-                    f"for --nnodes {least}:{nodes}"
+                    f"for --nnodes {self._launch.min_nodes}:{nodes}"
                 )
                 self._world.journal.record(
                     "attempt-closed", why, WARNING, attempt=number, here=here, nodes=nodes

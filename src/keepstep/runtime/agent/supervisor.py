@@ -3,11 +3,11 @@ when that dies.
 
 Comes in: signals, and the agent's end. Goes out: the same signals to the agent, and the agent's
 exit code. Imports no torch, and knows nothing of the job but what an agent keeps here for the one
-that follows it: whatever could make the agent fail is not here. An agent that is killed is followed
-by another one, which ends what the first one's ranks were doing and has them start from memory; the
-ranks of other nodes stay in their process. Nobody follows an agent that had said its last word: the
-memory may be gone by then, and what is done would be begun from nothing. An agent that stays
-stopped is killed.
+that follows it: whatever could make the agent fail is not here. An agent that is killed, or dies of
+an error in the midst of the job, is followed by another one, which ends what the first one's ranks
+were doing and has them start from memory; the ranks of other nodes stay in their process. Nobody
+follows an agent that had said its last word: the memory may be gone by then, and what is done would
+be begun from nothing. An agent that stays stopped is killed.
 
 Invariant: at most one agent lives; when the supervisor is killed its agent dies with it, and the
 ranks train on without one.
@@ -82,13 +82,15 @@ class _Supervisor:
             code, pid, attempt, last_word = self._life()
             lived_ns = time.monotonic_ns() - began_ns
             before = predecessor(before, pid, attempt)
-            exit_code = supervision.exit_code(code, last_word, self._signalled, lived_ns)
+            exit_code = supervision.exit_code(
+                code, last_word, self._signalled, lived_ns, before.attempt
+            )
             if exit_code is not None:
                 if supervision.short_lives >= MAX_SHORT_LIVES:
-                    log.error("the agent was killed by signal %d again: giving up", -code)
+                    log.error("the agent %s again: giving up", _death(code))
                     self._end_ranks(before.pids)
                 return exit_code
-            log.warning("the agent was killed by signal %d; another one takes over", -code)
+            log.warning("the agent %s; another one takes over", _death(code))
             self._environ[PREDECESSOR] = _words_of(before)
 
     def _life(self) -> tuple[int, int, int, int | None]:
@@ -169,6 +171,10 @@ def predecessor_of(environ: Mapping[str, str]) -> Predecessor | None:
         return None
     pids, _, attempt = environ[PREDECESSOR].partition(":")
     return Predecessor(tuple(map(int, pids.split(","))), int(attempt))
+
+
+def _death(code: int) -> str:
+    return f"was killed by signal {-code}" if code < 0 else f"died of an error (code {code})"
 
 
 def _words_of(before: Predecessor) -> str:

@@ -119,6 +119,8 @@ class KeeperProcess:
         """What connections tell: of messages, or of who wanted to connect."""
         if kind == "message-refused":
             self._run.refuse("a process of this node", why)
+        elif kind == "connection-refused":
+            self._journal.record("connection-refused", why)
         else:
             self._journal.record("stranger-refused", why)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 from keepstep.config import settings_from_text
 from keepstep.edge.os.clock import CLOCK
@@ -28,7 +29,7 @@ from keepstep.runtime.persister.server import PersisterServer
 PERSISTER_NICE = 15  # a checkpoint may take its time
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Until standard input ends."""
     settings = settings_from_text(sys.argv[1], os.environ)
     give_way(PERSISTER_NICE)
@@ -45,6 +46,10 @@ def main() -> None:
     keeper = LineBox(loop, requests, answers, os.getppid(), PERSISTER_WITH_KEEPER, _refuse)
     keeper.begin(server)
     loop.run(lambda: server.is_over)
+    # What was asked is done and answered. To take torch apart needs a minute and more where the
+    # machine is busy, and this process gives way to all others.
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _refuse(keeper: LineBox, why: str) -> None:

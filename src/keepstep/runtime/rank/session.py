@@ -111,6 +111,18 @@ def protect(
     IdentityError (another job's or a living rank's memory), LayoutError (the saved state has
     another shape: nothing is loaded, nothing is removed), KeeperError.
     """
+    try:
+        return _protect(config, nameless, stateful)
+    except KeepstepError:
+        _tell_agent_if_it_ends()
+        raise
+
+
+def _protect(
+    config: Config | Mapping[str, Any] | None,
+    nameless: tuple[Any, ...],
+    stateful: Mapping[str, Any],
+) -> Job:
     global _current
     if _current is not None and not _current.closed:
         raise ConfigError(
@@ -129,6 +141,17 @@ def protect(
     speak_of_training(settings.log, speaks=who.rank == 0)
     _current = Job(settings, who, protected, journal)
     return _current
+
+
+def _tell_agent_if_it_ends() -> None:
+    """The program may mend what was wrong and go on. If not, the error is what it ended of."""
+    before = sys.excepthook
+
+    def told(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        write_error_file(error, os.environ)
+        before(kind, error, trace)
+
+    sys.excepthook = told
 
 
 def _check_names(config: Any, nameless: tuple[Any, ...], stateful: Mapping[str, Any]) -> None:

@@ -46,3 +46,25 @@ def test_where_nobody_replaces_it_the_job_ends_with_fewer() -> None:
         nodes=3, min_nodes=2, shrink_after_s=3.0, steps=12, replaces=False, limit_ns=400 * S_NS
     )
     assert _run(1, plan).wrong is None
+
+
+def test_where_fewer_could_not_resume_the_job_waits_for_the_machine_it_needs() -> None:
+    """There is a store, and no checkpoint in it yet."""
+    plan = RunPlan(
+        nodes=3,
+        min_nodes=2,
+        shrink_after_s=3.0,
+        store=True,
+        steps=12,
+        replaces=False,
+        replace_ns=40 * S_NS,
+        limit_ns=400 * S_NS,
+    )
+    job = SimJob(plan, World(1))
+    watch(job)
+    job.world.after(8 * S_NS, None, lambda: job.lose_machine(job.living_nodes()[-1]))
+    assert job.run().wrong is None
+    assert {node.exit_code for node in job.living_nodes()} == {0}
+    assert any(
+        event.kind == "restore-refused" for node in job.nodes for event in node.machine.events
+    )

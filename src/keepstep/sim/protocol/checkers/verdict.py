@@ -12,6 +12,7 @@ Not verified: that a verdict is right; how long an answer takes, beyond the end 
 
 from __future__ import annotations
 
+from keepstep.core.recovery.restarts import CODE_REFUSED
 from keepstep.model.attempts import Arrival, Verdict
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Stamp
@@ -86,7 +87,6 @@ class Verdicts(Checker):
         return newest < 0 or bool(self._seated[newest] & living)
 
     def recorded(self, machine: Machine, event: Event) -> None:
-        self._was_refused |= event.kind == "restore-refused" and bool(self.job.plan.min_nodes)
         if event.kind != "attempt-formed" or not self.job.has_many_agents:
             return
         attempt = event.data["attempt"]
@@ -104,6 +104,7 @@ class Verdicts(Checker):
 
     def agent_ended(self, machine: Machine, exit_code: int) -> None:
         self._gave_up |= exit_code != 0
+        self._was_refused |= exit_code == CODE_REFUSED and bool(self.job.plan.min_nodes)
 
     def over(self) -> None:
         waiting = sorted(program.who.rank for program in self._asking if program.process.alive)

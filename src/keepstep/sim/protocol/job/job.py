@@ -76,7 +76,9 @@ class SimJob:
             meetings=Meetings(world, network),
             oracle=Oracle(world.seed, plan.world_size, plan.nbytes),
             observers=Observers([]),
+            awaited=self._awaited,
         )
+        self._needed = plan.min_nodes  # nodes without which the job cannot go on
         self.launcher: ForeignLauncher | None = None
         self._hosts: set[int] = set()  # machines that have had the meeting point's name
 
@@ -120,8 +122,18 @@ class SimJob:
         machine = node.machine
         self.around.network.lose(machine.number)
         machine.lose("its machine is lost")
-        if self.plan.replaces or len(self.living_nodes()) < self.plan.min_nodes:
-            self._add_machine(machine.rack, self.plan.takes_ns("replace_ns", self._random))
+        if self.plan.replaces or len(self.living_nodes()) < self._needed:
+            self._replace(machine)
+
+    def _awaited(self, nodes: int) -> None:
+        """A person brings what the job cannot do without."""
+        self._needed = nodes
+        if len(self.living_nodes()) < nodes:
+            lost = [node.machine for node in self.nodes if not node.machine.alive]
+            self._replace(lost[-1])
+
+    def _replace(self, lost: Machine) -> None:
+        self._add_machine(lost.rack, self.plan.takes_ns("replace_ns", self._random))
 
     def living_nodes(self) -> list[SimNode]:
         return [node for node in self.nodes if node.machine.alive]

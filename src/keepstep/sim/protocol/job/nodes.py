@@ -23,6 +23,7 @@ from keepstep.core.wire.conversations import (
     RANK_WITH_KEEPER,
 )
 from keepstep.errors import KeeperError, KeepstepError, StoreError
+from keepstep.model.events import Event
 from keepstep.model.launch import Predecessor
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.units import MS_NS, S_NS
@@ -114,7 +115,10 @@ class SimNode:
             return
         lived_ns = self.around.world.now_ns - life.began_ns
         code = -SIGKILL if life.exit_code is None else life.exit_code
-        exit_code = self._supervision.exit_code(code, life.last_word, life.signalled, lived_ns)
+        attempt = predecessor(life.follows, life.process.pid, life.attempt).attempt
+        exit_code = self._supervision.exit_code(
+            code, life.last_word, life.signalled, lived_ns, attempt
+        )
         plan = self.around.plan
         if exit_code is None:
             delay_ns = plan.takes_ns("agent_start_ns", self.random)
@@ -410,7 +414,7 @@ class AgentLife:
         self.attempt = -1
         self.last_word: int | None = None
         self.signalled: int | None = None
-        journal = SimJournal(machine, "agent", around.observers.recorded)
+        journal = SimJournal(machine, "agent", self._recorded)
         self.ranks = SimRankProcesses(
             agent=process,
             ranks=around.launch.ranks,
@@ -447,6 +451,12 @@ class AgentLife:
         self._world = world
         self._options = options
         self.agent: Agent | None = None  # once it has begun
+
+    def _recorded(self, machine: Machine, event: Event) -> None:
+        around = self.node.around
+        around.observers.recorded(machine, event)
+        if event.kind == "nodes-awaited" and "least" in event.data:
+            around.awaited(event.data["least"])
 
     def begin(self) -> None:
         """In its process."""

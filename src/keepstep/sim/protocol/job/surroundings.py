@@ -5,6 +5,7 @@ Values and places only; nothing here acts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from keepstep.config import Settings
@@ -23,7 +24,8 @@ from keepstep.sim.protocol.world.world import Process, World
 @dataclass
 class Surroundings:
     """`launch`: what every agent of the job is to start. `programs`: the living ones, by their
-    process. `disk`: where the store is. `observers` may be replaced before the run begins."""
+    process. `disk`: where the store is. `observers` may be replaced before the run begins.
+    `awaited`: a person hears that the job needs so many nodes to go on."""
 
     world: World
     plan: RunPlan
@@ -35,4 +37,5 @@ class Surroundings:
     meetings: Meetings
     oracle: Oracle
     observers: Observers
+    awaited: Callable[[int], None]
     programs: dict[Process, Program] = field(default_factory=dict)
