@@ -5,6 +5,7 @@ from __future__ import annotations
 from keepstep.config.settings import (
     Config,
     Settings,
+    check_socket_path,
     from_environ,
     from_mapping,
     job_dir_of,
@@ -16,6 +17,7 @@ from keepstep.config.settings import (
 __all__ = [
     "Config",
     "Settings",
+    "check_socket_path",
     "from_environ",
     "from_mapping",
     "job_dir_of",

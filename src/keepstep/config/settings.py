@@ -146,7 +146,7 @@ def resolve(
         check(option, value)
         values[option.name] = option.settle(value)
     settings = Settings(**values)
-    _check_socket_path(settings.job_dir)
+    check_socket_path(settings.job_dir)
     return settings
 
 
@@ -198,7 +198,8 @@ def _is_of_kind(option: Option, value: Any) -> bool:
     )
 
 
-def _check_socket_path(directory: Path) -> None:
+def check_socket_path(directory: Path) -> None:
+    """A keeper listens in a job's directory. Raises ConfigError when the name is too long."""
     length = len(os.fsencode(directory / "keeper.sock"))
     if length > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(

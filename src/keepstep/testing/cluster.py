@@ -265,12 +265,22 @@ class KeeperCluster:
     # -- steps
 
     def train(self, first: int, last: int, commit: bool = True) -> None:
-        """Steps `first` to `last`, each committed before the next one when asked."""
+        """Steps `first` to `last`, each committed before the next one when asked: then each waits
+        for its slot, which a keeper may still be letting go of. Else it may be skipped."""
         for step in range(first, last + 1):
             for rank in self.ranks:
+                if commit:
+                    self._wait_room(rank, step)
                 rank.step(step)
             if commit:
                 self.wait_committed(step)
+
+    def _wait_room(self, rank: ClusterRank, step: int) -> None:
+        def has_room() -> bool:
+            self.hear()
+            return rank.has_room(step)
+
+        wait_for(has_room, lambda: f"room for step {step} of rank {rank.rank}; {self.story()}")
 
     def committed(self) -> list[int]:
         found = []

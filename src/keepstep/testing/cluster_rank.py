@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keepstep.config import Settings
-from keepstep.core.resume.slots import Skip, choose
+from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.core.wire.conversations import RANK_WITH_KEEPER
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.processes import ensure_keeper
@@ -170,11 +170,12 @@ class ClusterRank:
         self.page.publish(slots=tuple(self.views), **changes)
         self.box.poke(PageChanged(self.rank))
 
-    def step(self, step: int) -> bool:
-        """Compute a step and capture it; False when it is skipped."""
+    def has_room(self, step: int) -> bool:
+        """Whether a snapshot of that step would find a slot now."""
+        return not isinstance(self._choose(step), Skip)
+
+    def _choose(self, step: int) -> Take | Skip:
         assert self.epoch is not None
-        self.completed = step
-        self.page.publish(completed_step=step, step=step)
         while len(self.slots) < 2:
             self.slots.append(
                 Slot.create(
@@ -192,7 +193,14 @@ class ClusterRank:
             else SlotView(v.state, v.stamp, True)
             for i, v in enumerate(self.views)
         ]
-        decision = choose(step, views, committed, is_hopeless)
+        return choose(step, views, committed, is_hopeless)
+
+    def step(self, step: int) -> bool:
+        """Compute a step and capture it; False when it is skipped."""
+        assert self.epoch is not None
+        self.completed = step
+        self.page.publish(completed_step=step, step=step)
+        decision = self._choose(step)
         if isinstance(decision, Skip):
             self.publish(decided_step=step)
             return False

@@ -438,7 +438,7 @@ def test_another_world_size_without_a_store_is_refused_and_nothing_is_lost(
     other_rank.send(JoinVote(1, 2, 1, ()))
     with pytest.raises(
         KeeperError,
-        match=r"state for 1 ranks and the job has 2 now; .* "
+        match=r"state for 1 ranks and the job has 2 now, and there is no store .*\. "
         "Run with 1 ranks, give a store, or start over",
     ):
         keepstep.protect(settings, **Training().stateful)

@@ -15,12 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from keepstep.config import check_socket_path, job_dir_of
 from keepstep.core.comparison.omissions import Audit, TwoLooks, audit
 from keepstep.errors import ConfigError
 from keepstep.model.fingerprint import Fingerprint, SeenValue
 from keepstep.testing.audit.audited import AuditedRun
 
 LAST_LINES = 8
+RESTORED, UNDISTURBED = "restored", ("first", "second")  # jobs: short, for they name sockets
 CLEARED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -29,9 +31,10 @@ def hold_audit(
 ) -> Audit:
     """`command`: the script and its arguments. Raises ConfigError when a run does not come as far
     as it is to."""
+    check_socket_path(job_dir_of(work, RESTORED))
     place = str(work)
-    _start(command, AuditedRun(place, "restored", (look_at,), kill_at), within_s)
-    restored = _looks(command, AuditedRun(place, "restored", (look_at,)), within_s)
+    _start(command, AuditedRun(place, RESTORED, (look_at,), kill_at), within_s)
+    restored = _looks(command, AuditedRun(place, RESTORED, (look_at,)), within_s)
     begun = restored[0].step
     if begun == look_at:
         raise ConfigError(
@@ -39,7 +42,7 @@ def hold_audit(
             "that its successor begins afresh: try a later step with --kill-at"
         )
     runs = [restored]
-    for name in ("undisturbed-1", "undisturbed-2"):
+    for name in UNDISTURBED:
         runs.append(_looks(command, AuditedRun(place, name, (begun, look_at)), within_s))
     found, first, again = (TwoLooks(*(look.seen for look in looks)) for looks in runs)
     return audit(first, again, found)
