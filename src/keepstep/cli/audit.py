@@ -20,6 +20,7 @@ from keepstep.cli.job_choice import JsonOption, arena_dir, print_json
 from keepstep.core.comparison.omissions import Audit, Omission
 from keepstep.dashboard.finding import find_leftovers
 from keepstep.errors import ConfigError
+from keepstep.model.units import counted
 
 SHOWN_PATHS = 3
 
@@ -64,7 +65,9 @@ def audit(
 
 
 def _print(console: Console, found: Audit) -> None:
-    told = f"{len(found.omissions)} values that the program changes were not given to protect"
+    count = len(found.omissions)
+    were = "was" if count == 1 else "were"
+    told = f"{counted(count, 'value')} that the program changes {were} not given to protect"
     if found.is_complete:
         told = "Everything that the program changes was given to protect"
     told = f"{told}: {found.compared} looked at, after a restore and without one."

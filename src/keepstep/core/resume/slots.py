@@ -25,7 +25,7 @@ class Take(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """`is_full`: with one slot more it would have been captured."""
+    """`is_full`: every rank holds a step, and with one slot more this one would be captured."""
 
     why: str
     is_full: bool = False

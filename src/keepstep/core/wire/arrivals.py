@@ -68,7 +68,7 @@ class Placed:
         return NO_TAG if self._mac is None else self._mac.tag()
 
 
-class Sealed:
+class Deciphered:
     """Its bytes cross encrypted, and behind them comes a tag. `scratch`: PIECE_BYTES, for itself
     until all of it is there."""
 

@@ -13,7 +13,7 @@ says.
 
 from __future__ import annotations
 
-from keepstep.core.wire.arrivals import PIECE_BYTES, Placed, Sealed, Unwanted, Wanted
+from keepstep.core.wire.arrivals import PIECE_BYTES, Deciphered, Placed, Unwanted, Wanted
 from keepstep.core.wire.channel import NOTHING, Channel, Line, Pieces, refuse
 from keepstep.core.wire.connection import Connection
 from keepstep.core.wire.delivery import Flight, Seen
@@ -226,7 +226,7 @@ class BlockStream:
             return Placed(header, place, begun, self._wire.begin_block_mac())
         if self._scratch_in is None:
             self._scratch_in = memoryview(bytearray(PIECE_BYTES))
-        return Sealed(header, place, begun, unsealing, self._scratch_in)
+        return Deciphered(header, place, begun, unsealing, self._scratch_in)
 
     def _arrived(self, arrived: Wanted | Unwanted) -> None:
         """All of a block's bytes are there."""

@@ -58,9 +58,7 @@ def check_needs(settings: Settings) -> None:
             "metrics_port: expected prometheus-client, found none: pip install 'keepstep[metrics]'"
         )
     if settings.block_mac == "on" and not has_package("cryptography"):
-        raise ConfigError(
-            "block_mac: expected cryptography, found none: pip install 'keepstep[secure]'"
-        )
+        raise _no_cryptography("block_mac")
     if settings.encrypt:
         _check_encryption(settings)
     codes = (Parity, ReedSolomon)
@@ -73,14 +71,18 @@ def check_needs(settings: Settings) -> None:
 
 def _check_encryption(settings: Settings) -> None:
     if not has_package("cryptography"):
-        raise ConfigError(
-            "encrypt: expected cryptography, found none: pip install 'keepstep[secure]'"
-        )
+        raise _no_cryptography("encrypt")
     if settings.secret is None:
         raise ConfigError(
             "encrypt: expected a `secret` of the job's own, found none: one that is made at the "
             "start crosses the network readable; set KEEPSTEP_SECRET on every node"
         )
+
+
+def _no_cryptography(option: str) -> ConfigError:
+    return ConfigError(
+        f"{option}: expected cryptography, found none: pip install 'keepstep[secure]'"
+    )
 
 
 def _check_arena(path: str) -> None:

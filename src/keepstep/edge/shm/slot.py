@@ -97,6 +97,17 @@ def ranks_in(memory: Memory, root: Path) -> list[int]:
     return [int(found[1]) for name in memory.names(root) if (found := _RANK_NAME.fullmatch(name))]
 
 
+def readable_headers(memory: Memory, root: Path, rank: int) -> Iterator[SlotHeader]:
+    """Of that rank's slots, as far as they can be read. Nothing behind the header is proven."""
+    for path in slot_paths(memory, root, rank):
+        try:
+            with contextlib.closing(Slot(memory, path)) as slot:
+                header = slot.header()
+        except (DamageError, OSError):
+            continue
+        yield header
+
+
 def slot_bytes(
     payload_capacity: int, manifest_capacity: int, block_bytes: int = BLOCK_BYTES
 ) -> int:

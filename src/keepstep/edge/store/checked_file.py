@@ -157,18 +157,12 @@ class SummedFile(io.RawIOBase):
             raise
 
 
-class VerifiedFile(io.RawIOBase):
-    """A checkpoint's file, read only, seekable: every byte it hands out lies in a block whose
-    checksum was right, and its MAC where somebody signs."""
+class SeekableFile(io.RawIOBase):
+    """To read from any place: `nbytes` long, and read on from `self._at`."""
 
-    def __init__(self, place: FilePlace, sums: FileSum, signer: Signer | None = None) -> None:
-        """signer: who signed the sums. Raises DamageError when the file is missing or has another
-        size."""
-        assert signer is None or sums.macs is not None
-        check_size(place.where, sums.bytes, place.size())
-        self._place, self._sums, self._signer = place, sums, signer
+    def __init__(self, nbytes: int, where: str) -> None:
+        self._nbytes, self._where = nbytes, where
         self._at = 0
-        self._cache: dict[int, bytes] = {}
 
     def readable(self) -> bool:
         return True
@@ -180,11 +174,25 @@ class VerifiedFile(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._sums.bytes}[whence]
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._nbytes}[whence]
         if base + offset < 0:
-            raise OSError(errno.EINVAL, f"seek to {base + offset} in {self._place.where}")
+            raise OSError(errno.EINVAL, f"seek to {base + offset} in {self._where}")
         self._at = base + offset
         return self._at
+
+
+class VerifiedFile(SeekableFile):
+    """A checkpoint's file, read only, seekable: every byte it hands out lies in a block whose
+    checksum was right, and its MAC where somebody signs."""
+
+    def __init__(self, place: FilePlace, sums: FileSum, signer: Signer | None = None) -> None:
+        """signer: who signed the sums. Raises DamageError when the file is missing or has another
+        size."""
+        assert signer is None or sums.macs is not None
+        check_size(place.where, sums.bytes, place.size())
+        super().__init__(sums.bytes, place.where)
+        self._place, self._sums, self._signer = place, sums, signer
+        self._cache: dict[int, bytes] = {}
 
     def readinto(self, buffer: Any, /) -> int:
         """Fills the buffer up to the end of the file. Raises DamageError, StoreError."""

@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
+from keepstep.edge.shm.slot import ranks_in, readable_headers
 from keepstep.edge.shm.slot_store import SHELVES
-from keepstep.errors import DamageError
 from keepstep.model.snapshot import RankStatus, SlotState
 from keepstep.ports import Memory
 
@@ -44,17 +43,7 @@ def _sealed_world_sizes(memory: Memory, job_dir: Path, job_hash: bytes) -> set[i
     found = set()
     for root in (job_dir, *(job_dir / below for below in SHELVES.values())):
         for rank in ranks_in(memory, root):
-            for path in slot_paths(memory, root, rank):
-                try:
-                    slot = Slot(memory, path)
-                except (DamageError, OSError):
-                    continue
-                try:
-                    header = slot.header()
-                except DamageError:
-                    continue
-                finally:
-                    slot.close()
+            for header in readable_headers(memory, root, rank):
                 if header.state is SlotState.SEALED and header.job_hash == job_hash:
                     found.add(header.world_size)
     return found

@@ -3,7 +3,7 @@
     loop thread      what keeper and agent say, timers
     trainer's thread the program's steps; work that must happen there
     background thread copies, one after the other
-    aside             memory for one more slot: what takes long, and no copy waits for
+    aside threads     memory for one more slot: what takes long, and no copy waits for
 
 Each of the first two calls the rank under one lock. Work runs outside of it: what is for the
 trainer's thread waits until that is inside keepstep, and its results are handed in under the lock
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from keepstep.edge.os.loop import Loop
-from keepstep.edge.os.threads import run_acts
+from keepstep.edge.os.threads import aside, run_acts
 from keepstep.ports import Acts
 
 T = TypeVar("T")
@@ -73,13 +73,13 @@ class TrainerThread:
 class BackgroundThread:
     """`ports.Executor` on a thread of its own, one piece of work after the other."""
 
-    def __init__(self, changed: threading.Condition, begin: Callable[[], None], name: str) -> None:
+    def __init__(self, changed: threading.Condition, begin: Callable[[], None]) -> None:
         """begin: called first on that thread."""
         self._changed = changed
         self._begin = begin
         self._work: deque[tuple[Callable[[], Any], Callable[[Any], None]] | None] = deque()
         self._has_work = threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="keepstep-capture", daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
@@ -109,6 +109,30 @@ class BackgroundThread:
             self._thread.join(within_s)
 
 
+class AsideThreads:
+    """`ports.Executor` for what takes long and is rare: each piece of work has a thread of its own,
+    and nobody waits for it at the end."""
+
+    def __init__(self, changed: threading.Condition, begin: Callable[[], None]) -> None:
+        """begin: called first on each thread."""
+        self._changed = changed
+        self._begin = begin
+
+    def submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        def begun() -> T:
+            self._begin()
+            return work()
+
+        aside(self._hand_in, begun, then)
+
+    def act(self, acts: Acts[T], then: Callable[[T], None]) -> None:
+        self.submit(lambda: run_acts(acts), then)
+
+    def _hand_in(self, call: Callable[[], None]) -> None:
+        with Turn(self._changed):
+            call()
+
+
 class Driver:
     """The threads of one rank. `lock` is held by whoever calls it."""
 
@@ -116,8 +140,8 @@ class Driver:
         self.changed = threading.Condition(threading.RLock())
         self.loop = Loop(guard=Turn(self.changed))
         self.trainer = TrainerThread(self.changed)
-        self.background = BackgroundThread(self.changed, begin_background, "keepstep-capture")
-        self.aside = BackgroundThread(self.changed, begin_background, "keepstep-aside")
+        self.background = BackgroundThread(self.changed, begin_background)
+        self.aside = AsideThreads(self.changed, begin_background)
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="keepstep-rank", daemon=True)
         self._thread.start()
@@ -156,7 +180,6 @@ class Driver:
     def close(self) -> None:
         """No event reaches the rank any more."""
         self.background.close(5.0)
-        self.aside.close(0.0)  # nobody needs what it is making any more
         self._is_over = True
         self.loop.post(_nothing)
         if threading.current_thread() is not self._thread:

@@ -4,7 +4,7 @@
 A `Rank` is called by one thread at a time, by whoever drives it (`runtime/rank/driver.py`). Three
 executors run its work outside of these calls: `trainer` on the trainer's own thread, whenever the
 program is inside keepstep; `background` beside it, one piece after the other in the order in which
-they were submitted; `aside` likewise, for what takes long and no snapshot waits for.
+they were submitted; `aside` beside both, for what takes long and no snapshot waits for.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Invariant: what is said here carries this mesh's version, and nothing of another
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +25,8 @@ from keepstep.core.resume.cut import Holding, common, holding_of
 from keepstep.core.wire.plausible import flaw_of_peer
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.node_safety_file import write_node_safety
-from keepstep.edge.shm.slot import Slot, rank_dir, ranks_in, slot_paths
-from keepstep.errors import ConfigError, DamageError
+from keepstep.edge.shm.slot import rank_dir, ranks_in, readable_headers
+from keepstep.errors import ConfigError
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER, Mesh
 from keepstep.model.messages.peers import (
@@ -53,7 +53,7 @@ from keepstep.model.messages.peers import (
     VoteWord,
 )
 from keepstep.model.restore_sources import HeldSnapshot, Inventory, RestoreSource
-from keepstep.model.snapshot import RankStatus, SlotHeader, SlotState, Stamp
+from keepstep.model.snapshot import RankStatus, SlotState, Stamp
 from keepstep.model.topology import Auto, NoRedundancy, Policy, Scheme, parse_policy
 from keepstep.model.units import S_NS
 from keepstep.ports import Memory
@@ -380,26 +380,15 @@ class MeshState:
         for rank in ranks_in(self._memory, self._job_dir):
             if rank in self.own_ranks:
                 continue
-            for header in self._headers(rank):
+            for header in readable_headers(self._memory, self._job_dir, rank):
                 if header.world_size != self.mesh.world_size:
                     continue
                 if header.state is SlotState.SEALED and header.job_hash == self._job_hash:
                     found.append(HeldSnapshot(rank, header.stamp))
         return found
 
-    def _headers(self, rank: int) -> Iterator[SlotHeader]:
-        """Of the rank's slots, as far as they can be read."""
-        for path in slot_paths(self._memory, self._job_dir, rank):
-            try:
-                slot = Slot(self._memory, path)
-                header = slot.header()
-                slot.close()
-            except (DamageError, OSError):
-                continue
-            yield header
-
     def _own_sizes(self, rank: int, stamp: Stamp) -> SnapshotSizes | None:
-        for header in self._headers(rank):
+        for header in readable_headers(self._memory, self._job_dir, rank):
             if (header.state, header.stamp) == (SlotState.SEALED, stamp):
                 return SnapshotSizes(
                     header.payload_bytes, header.manifest_bytes, self._memory.block_bytes

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import posixpath
 import struct
 import zipfile
@@ -31,6 +30,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from keepstep.edge.store.checked_file import SeekableFile
 from keepstep.edge.store.manifest import Manifest
 from keepstep.edge.store.store import Store
 from keepstep.edge.torch.comparison.saved import SavedPart, SavedState, SavedTensor, value
@@ -122,7 +122,7 @@ class Record:
 
     def _find(self) -> int:
         """Where in the file the tensor's first byte lies."""
-        part = _Part(self._file, self._info.offset, self._info.length)
+        part = _Part(self._file, self._info.offset, self._info.length, self._where)
         try:
             with zipfile.ZipFile(part) as archive:
                 begin = self._begin(archive, part)
@@ -159,29 +159,16 @@ class Record:
         return int(begin) if memory.file_size == nbytes else None
 
 
-class _Part(io.RawIOBase):
+class _Part(SeekableFile):
     """A part of a file as a file."""
 
-    def __init__(self, file: io.RawIOBase, begin: int, length: int) -> None:
-        self._file, self._begin, self._length, self._at = file, begin, length, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
-        self._at = max(base + offset, 0)
-        return self._at
+    def __init__(self, file: io.RawIOBase, begin: int, nbytes: int, where: str) -> None:
+        super().__init__(nbytes, where)
+        self._file, self._begin = file, begin
 
     def readinto(self, buffer: Any, /) -> int:
         with memoryview(buffer).cast("B") as view:
-            count = max(0, min(len(view), self._length - self._at))
+            count = max(0, min(len(view), self._nbytes - self._at))
             _read(self._file, self._begin, self._at, view[:count])
             self._at += count
             return count
