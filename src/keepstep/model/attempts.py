@@ -58,6 +58,7 @@ class Verdict:
     failure: why there is another attempt, when it was one.
     vacant: the nodes whose places are free for others.
     least: fewer nodes than so many do not form the next attempt.
+    wait_ns: from when they hear this the nodes wait so long before they meet for the next attempt.
     """
 
     KIND: ClassVar[str] = "verdict"
@@ -69,6 +70,7 @@ class Verdict:
     failure: Failure | None = None
     vacant: Annotated[tuple[Rank, ...], Length(100_000)] = ()
     least: Rank = 0
+    wait_ns: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,10 +76,11 @@ class Launch:
 class Predecessor:
     """The agents of this node that were killed before this one, since one of them took part in an
     attempt: their processes, and the newest attempt of which they may have started ranks; -1: of
-    none."""
+    none. `signum`: the signal that was to end them, and the job; 0: none."""
 
     pids: tuple[int, ...]
     attempt: int
+    signum: int = 0
 
 
 @dataclass(frozen=True, slots=True)

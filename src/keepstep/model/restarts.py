@@ -101,7 +101,7 @@ class TimeUp:
 @dataclass(frozen=True, slots=True)
 class AttemptWanted:
     """All ranks have to find together anew for something that is not this node's; `failure` when it
-    is one."""
+    is one. `wait_ns`: decided for all nodes, too, so long before they meet."""
 
     why: str
     at_ns: int
@@ -109,6 +109,7 @@ class AttemptWanted:
     completed_step: int | None = None
     able: bool = False
     decided: bool = False  # already, for all nodes: `able` is then what they decided
+    wait_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +181,10 @@ Event = (
 class RestartAll:
     """Meet the other nodes, start what is missing. `keep`: ranks that can stay in their process do;
     else kill what is left first. `leave`: leave this node's place to a spare that waits, if one
-    does. `fact`, `failure`, `leave` and `least` are for the others; `refused`: why `keep` is not.
-    `finding`: what this failure shows together with others. `least`: with fewer nodes it would end
-    as it did now; 0: not that anybody knows."""
+    does. `fact`, `failure`, `leave`, `least` and `wait_ns` are for the others; `refused`: why
+    `keep` is not. `finding`: what this failure shows together with others. `least`: with fewer
+    nodes it would end as it did now; 0: not that anybody knows. `wait_ns`: so long the nodes wait
+    before they meet."""
 
     why: str
     fact: str
@@ -192,6 +194,7 @@ class RestartAll:
     leave: bool = False
     finding: Finding | None = None
     least: int = 0
+    wait_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -451,18 +451,36 @@ def test_ranks_that_can_stay_do() -> None:
     assert action == RestartAll(why, fact, Failure(Cause.KILLED, 2, completed_step=7), keep=True)
 
 
-def test_staying_in_vain_ends_with_a_new_start_of_all_and_a_new_step_forgives() -> None:
+def test_restarts_in_vain_end_with_a_new_start_of_all_and_with_waits_and_a_new_step_forgives() -> (
+    None
+):
     restarts = started(4)
-    kept = []
-    for step in (7, 7, 7, 7, 7, 7, 7, 8):
+    kept, waits_s = [], []
+    for step in (7, 7, 7, *[7] * 9, 8):
         action = restarts.handle(
             RanksExited((Exit(2, KILLED),), S_NS, completed_step=step, able=True)
         )
         assert isinstance(action, RestartAll)
         kept.append(action.keep)
+        waits_s.append(action.wait_ns / S_NS)
+        assert ("the restarts before this one brought no new step" in action.why) is bool(
+            action.wait_ns
+        )
         assert bool(action.refused) is not action.keep
         restarts.handle(RanksStarted(S_NS))
-    assert kept == [True, True, False, True, True, False, True, True]
+    assert kept == [True, True, *[False] * 10, True]
+    assert waits_s == [0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60, 0]
+
+
+def test_all_nodes_wait_as_long_as_was_decided_for_them() -> None:
+    restarts = started(4)
+    for _ in range(9):
+        word = AttemptWanted("node 1 is lost", S_NS, completed_step=7, decided=True, wait_ns=S_NS)
+        action = restarts.handle(word)
+        assert isinstance(action, RestartAll) and action.wait_ns == S_NS
+        restarts.handle(RanksStarted(S_NS))
+    action = restarts.handle(AttemptWanted("node 1 is lost", S_NS, completed_step=7, decided=True))
+    assert isinstance(action, RestartAll) and not action.wait_ns
 
 
 def test_ranks_that_die_while_the_others_wait_for_a_new_one_are_started_with_it() -> None:

@@ -57,13 +57,13 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_agent_gets_what_was_configured(tmp_path: Path) -> None:
-    environ = {PREDECESSOR: "12:3", "CUDA_VISIBLE_DEVICES": ""}
+    environ = {PREDECESSOR: "12:3:15", "CUDA_VISIBLE_DEVICES": ""}
     asked = config(tmp_path, budget="crash=2", host="h", rack="r", link_dead_s=3.0, secret="s" * 16)
     settings = resolve(asked, {}, "j")
     found = process._options(LAUNCH, settings, environ)
     assert (found.job, found.job_dir, found.has_store) == ("j", settings.job_dir, False)
     assert (found.budget, found.host, found.rack, found.secret) == ("crash=2", "h", "r", "s" * 16)
-    assert found.predecessor == Predecessor((12,), 3)
+    assert found.predecessor == Predecessor((12,), 3, 15)
     assert found.deadlines == derive(settings.hang_after_s, None)
     several = replace(LAUNCH, nodes=2, endpoint=("127.0.0.1", 1))
     assert process._options(several, settings, {}).deadlines.link_dead_ns == 3_000_000_000

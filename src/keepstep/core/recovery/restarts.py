@@ -6,8 +6,9 @@ asks. One life of the ranks is what lies between two `RanksStarted`; before it t
 it is over when all nodes' ranks have ended well or one restarts.
 
 The cheapest rung first: ranks that can stay in their process do (`keep`), and only what is missing
-is started. When that has been tried twice without a new step, or somebody does not take part in it
-in time, all ranks start anew. A node whose hardware is suspect (`core/recovery/recurrence.py`)
+is started. When two restarts have brought no new step, or somebody does not take part in one in
+time, all ranks start anew. From the fourth in a row on the nodes wait before they meet, longer each
+time: what hinders them may pass. A node whose hardware is suspect (`core/recovery/recurrence.py`)
 leaves its place to a spare (`leave`) where memory can do without it. What is not tried again: a
 program that is at fault, what a person has to decide, and a cause whose budget is used up
 (`core/recovery/restart_budget.py`).
@@ -49,7 +50,7 @@ from keepstep.model.restarts import (
     TimeUp,
 )
 from keepstep.model.signals import SIGHUP, SIGTERM, signal_words
-from keepstep.model.units import S_NS, counted
+from keepstep.model.units import S_NS, counted, human_ns
 
 PERSIST_WITHIN_NS = 30 * S_NS  # the notice before a preemption is rarely longer
 STOP_WITHIN_NS = 5 * S_NS
@@ -58,7 +59,12 @@ EARLY_NS = 10 * S_NS
 SAME_CRASHES = 3
 CODE_AT_FAULT = 70  # the exit code that says it: EX_SOFTWARE of sysexits.h
 CODE_REFUSED = 2  # as for any error keepstep names
+# Of the restarts in a row without a new step the first so many let ranks stay in their process, and
+# so many follow at once.
 KEPT_IN_VAIN = 2
+AT_ONCE = 3
+FIRST_WAIT_NS = 1 * S_NS
+LONGEST_WAIT_NS = 60 * S_NS
 
 
 class _Stage(Enum):
@@ -80,6 +86,7 @@ class _Setback:
     expendable: bool = False
     heard: bool = False  # another node has said it to all
     least: int = 0
+    wait_ns: int = 0  # as heard
 
 
 @dataclass
@@ -101,7 +108,7 @@ class Restarts:
     _exit_code: int = 0
     _end_within_ns: int = END_WITHIN_NS
     _lost: str = ""
-    _kept_in_vain: int = 0
+    _in_vain: int = 0  # restarts in a row without a new step
     _was_well: bool = False  # all ranks had ended well when others wanted another attempt
 
     @property
@@ -197,11 +204,8 @@ class Restarts:
     def _why_not_keep(self, able: bool) -> str:
         if not able:
             return "not all ranks of this node have said that they can stay in their process"
-        if self._kept_in_vain >= KEPT_IN_VAIN:
-            return (
-                f"they stayed in their process {self._kept_in_vain} times in a row without a new "
-                "step"
-            )
+        if self._in_vain >= KEPT_IN_VAIN:
+            return f"{self._in_vain} restarts in a row have brought no new step"
         return ""
 
     def _reported(self, event: Reported) -> Action | None:
@@ -227,6 +231,8 @@ class Restarts:
                 code, f"gave up: {setback.fact}; {give_up}", cause=setback.exit, finding=finding
             )
         self.restarts += 1
+        self._in_vain += 1
+        wait_ns = setback.wait_ns if setback.heard else _wait_ns(self._in_vain)
         self._was_well = self._stage is _Stage.ENDED_WELL
         self._stage = _Stage.MEETING
         self._running.clear()
@@ -241,12 +247,13 @@ class Restarts:
             else setback.why_not_keep
         )
         keep = not why_not_keep
-        self._kept_in_vain = self._kept_in_vain + 1 if keep else 0
         plan = (
             "starting what is missing, the others stay in their process"
             if keep
             else f"restarting all {self.world_size} ranks{_from_memory(failure)}"
         )
+        if wait_ns:
+            plan += f" in {human_ns(wait_ns)}: the restarts before this one brought no new step"
         mine = None if setback.heard else failure
         return RestartAll(
             f"{setback.fact}; {plan} ({count})",
@@ -257,6 +264,7 @@ class Restarts:
             leave,
             finding,
             setback.least,
+            wait_ns,
         )
 
     def _program_is_wrong(self, finding: Finding | None) -> Finding | None:
@@ -323,7 +331,15 @@ class Restarts:
             why_not = self._why_not_keep(event.able)
             if event.decided:
                 why_not = "" if event.able else "so it was decided for all nodes"
-            return self._again(_Setback(event.why, event.failure, why_not, heard=event.decided))
+            return self._again(
+                _Setback(
+                    event.why,
+                    event.failure,
+                    why_not,
+                    heard=event.decided,
+                    wait_ns=event.wait_ns,
+                )
+            )
         if isinstance(event, Stopped):
             self._signal = f"told to stop: {event.why}"
             if event.signum and self._running:
@@ -360,7 +376,7 @@ class Restarts:
         self._best_step = max(self._best_step, -1 if completed_step is None else completed_step)
         if advanced:
             self._crashes.clear()
-            self._kept_in_vain = 0
+            self._in_vain = 0
 
     def _signalled(self, event: SignalReceived) -> Action | None:
         name = signal_words(event.signum)
@@ -419,6 +435,13 @@ class Restarts:
             cause,
             finding,
         )
+
+
+def _wait_ns(in_vain: int) -> int:
+    """Before the restart that is the `in_vain`-th in a row without a new step."""
+    if in_vain <= AT_ONCE:
+        return 0
+    return int(min(FIRST_WAIT_NS << min(in_vain - AT_ONCE - 1, 10), LONGEST_WAIT_NS))
 
 
 def _seconds(duration_ns: int) -> str:

@@ -158,14 +158,19 @@ class Agent:
 
         def ended(pids: list[int]) -> None:
             self._rendezvous.follow(predecessor.attempt)
+            signum = predecessor.signum
+            then = "ends the job, as a signal was to" if signum else "starts the ranks from memory"
             why = (
                 f"the node's agent died; process {self._world.pid} takes over, has ended "
-                f"its {len(pids)} processes and starts the ranks from memory"
+                f"its {len(pids)} processes and {then}"
             )
             self._world.journal.record(
                 "agent-restarted", why, WARNING, pid=self._world.pid, ended=pids
             )
-            self._begin_looking()
+            if signum:
+                self.signalled(signum)
+            else:
+                self._begin_looking()
 
         self._world.processes.end_orphans(predecessor.pids, ended)
 
@@ -305,7 +310,13 @@ class Agent:
             step = self._group.completed_step
             self._happened(
                 AttemptWanted(
-                    verdict.why, now_ns, verdict.failure, step, verdict.keep, decided=True
+                    verdict.why,
+                    now_ns,
+                    verdict.failure,
+                    step,
+                    verdict.keep,
+                    decided=True,
+                    wait_ns=verdict.wait_ns,
                 )
             )
         elif verdict.outcome == "done":
@@ -373,6 +384,7 @@ class Agent:
             failure=action.failure,
             vacant=vacant,
             least=action.least,
+            wait_ns=action.wait_ns,
         )
         self._rendezvous.say(place.attempt, verdict)
         self._tell(action.finding)
@@ -440,7 +452,10 @@ class Agent:
         world.journal.record("job-ended", end.why, level, ok=end.ok, exit_code=end.exit_code)
         last = None
         if not end.ok:
-            last = Verdict("stop", self._for_others(end.why), code=end.exit_code)
+            before = self._options.predecessor
+            # of one that was killed before it could tell the others to end by it
+            signum = 0 if before is None else before.signum
+            last = Verdict("stop", self._for_others(end.why), code=end.exit_code, signum=signum)
         said = self._rendezvous.close(last, end.within_ns)
 
         def cleaned_up() -> None:

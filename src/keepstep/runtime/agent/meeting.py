@@ -97,11 +97,12 @@ class Standing:
 
     mine: how it arrives. follows: the attempt in which this node's agent was killed; -1 for none.
     seat: the newest it had. number: the attempt that it lives in or is to take part in, -1 when it
-    has come newly; first: what that was when it came; before: the verdict before that. request:
-    what has not been answered by an attempt. lived: attempt `number`, once formed. verdict: the
-    newest `again` it heard; last: the last word about the job; judged: the attempt that it had a
-    word about, and what became of that, which it may not have heard as the others do. is_well: its
-    ranks have ended well in `number`. words: what is still to be said.
+    has come newly; first: what that was when it came; before: the verdict before that.
+    not_before_ns: when it may take part again, as that verdict said. request: what has not been
+    answered by an attempt. lived: attempt `number`, once formed. verdict: the newest `again` it
+    heard; last: the last word about the job; judged: the attempt that it had a word about, and what
+    became of that, which it may not have heard as the others do. is_well: its ranks have ended well
+    in `number`. words: what is still to be said.
     """
 
     mine: Arrival
@@ -111,6 +112,7 @@ class Standing:
     first: int = 0
     before: Verdict = NONE_BEFORE
     waits_ns: int = 0
+    not_before_ns: int = 0
     request: JoinRequest | None = None
     lived: Lived | None = None
     verdict: Verdict | None = None
@@ -281,6 +283,7 @@ class Meeting:
                 return verdict
             was_formed = standing.lived is not None
             standing.go_on(verdict)
+            standing.not_before_ns = self._world.clock.monotonic_ns() + verdict.wait_ns
             if was_formed:
                 self._owner.ended(verdict)
 
@@ -305,6 +308,8 @@ class Meeting:
         """In the attempt that is to come, as one of its nodes or as a spare."""
         standing, record = self._standing, self._record
         request, number = await self._request(), standing.number
+        pause_ns = standing.not_before_ns - self._world.clock.monotonic_ns()
+        await sleep(self._world.timers, max(pause_ns, 0))
         if request.failure is not None:
             # Before this agent takes its place: when the attempt is formed all are told.
             await record.tell_failure(number - 1, standing.seat.place, request.failure)

@@ -11,6 +11,7 @@ name makes a new one. Only a node that needs the others gives up after a while.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from keepstep.errors import ConfigError, KeepstepError, MeetingError
 from keepstep.model.attempts import Arrival, Verdict
@@ -65,6 +66,9 @@ class MultiNode:
         self._meeting: Meeting | None = None
         self._strange_keys: set[str] = set()
         self._is_closed = False
+        self._closing: Callable[[Meeting], None] | None = (
+            None  # once the nodes have a place to meet
+        )
         self._why_away = ""  # where they met until now is lost
         self._late: Timer | None = None  # this node needs the others
         self._opening = self._open()
@@ -121,12 +125,31 @@ class MultiNode:
         if self._late is not None:
             self._late.cancel()
         closed: Answer[None] = Answer()
-        if self._meeting is None:
+        within_ns = min(within_ns, FAREWELL_NS)
+        if self._meeting is not None:
+            self._meeting.close(last, within_ns, closed)
+        elif last is not None and self._standing.follows >= 0 and not self._why_away:
+            self._close_when_opened(last, within_ns, closed)
+        else:
             self._opening.cancel()
             closed.give(None)
-        else:
-            self._meeting.close(last, min(within_ns, FAREWELL_NS), closed)
         return closed
+
+    def _close_when_opened(self, last: Verdict, within_ns: int, closed: Answer[None]) -> None:
+        """The others wait for the node of an agent that was killed."""
+
+        def give_up() -> None:
+            self._closing = None
+            self._opening.cancel()
+            closed.give(None)
+
+        late = self._world.timers.after(within_ns, give_up)
+
+        def close(meeting: Meeting) -> None:
+            late.cancel()
+            meeting.close(last, within_ns, closed)
+
+        self._closing = close
 
     # -- where they meet
 
@@ -148,6 +171,8 @@ class MultiNode:
                 self._late = None
             journal.record("meeting-found", "the nodes have a place to meet again")
         self._meeting = Meeting(self._world, self._options, self._launch, kv, self, self._standing)
+        if self._closing is not None:
+            self._closing(self._meeting)
 
     def _refused(self, key: str) -> None:
         if key not in self._strange_keys:

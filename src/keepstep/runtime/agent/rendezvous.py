@@ -19,6 +19,7 @@ from keepstep.model.failure import Failure
 from keepstep.model.launch import Launch, RankAssignment
 from keepstep.model.mesh import Mesh
 from keepstep.model.messages.keeper_rank import Listening
+from keepstep.ports import Timer
 from keepstep.runtime.agent.evidence_board import EvidenceBoard
 from keepstep.runtime.agent.tasks import Answer
 from keepstep.runtime.agent.world import AgentWorld
@@ -91,7 +92,9 @@ class SingleNode:
         self._launch = launch
         self._hearer = hearer
         self._attempt = 0
+        self._forming: Timer | None = None
         self._keep = False
+        self._wait_ns = 0
 
     def follow(self, attempt: int) -> None:
         self._attempt = attempt + 1
@@ -115,18 +118,20 @@ class SingleNode:
         )
         self._attempt += 1
         formed = Formed(place, None, self._keep and request.stays)
-        self._world.timers.after(0, lambda: self._hearer.formed(formed))
+        self._forming = self._world.timers.after(self._wait_ns, lambda: self._hearer.formed(formed))
 
     def board(self, attempt: int) -> EvidenceBoard | None:
         return None
 
     def say(self, attempt: int, verdict: Verdict) -> None:
-        self._keep = verdict.keep
+        self._keep, self._wait_ns = verdict.keep, verdict.wait_ns
 
     def ended_well(self, attempt: int, why: str) -> None:
         self._world.timers.after(0, lambda: self._hearer.ended(Verdict("done", why)))
 
     def close(self, last: Verdict | None, within_ns: int) -> Answer[None]:
+        if self._forming is not None:
+            self._forming.cancel()
         self._world.meeting_places.close()
         closed: Answer[None] = Answer()
         closed.give(None)

@@ -5,9 +5,10 @@ Comes in: signals, and the agent's end. Goes out: the same signals to the agent,
 exit code. Imports no torch, and knows nothing of the job but what an agent keeps here for the one
 that follows it: whatever could make the agent fail is not here. An agent that is killed, or dies of
 an error in the midst of the job, is followed by another one, which ends what the first one's ranks
-were doing and has them start from memory; the ranks of other nodes stay in their process. Nobody
-follows an agent that had said its last word: the memory may be gone by then, and what is done would
-be begun from nothing. An agent that stays stopped is killed.
+were doing and has them start from memory; the ranks of other nodes stay in their process. One that
+dies while a signal is to end it is followed by one that ends the job in its place. Nobody follows
+an agent that had said its last word: the memory may be gone by then, and what is done would be
+begun from nothing. An agent that stays stopped is killed.
 
 Invariant: at most one agent lives; when the supervisor is killed its agent dies with it, and the
 ranks train on without one.
@@ -81,7 +82,7 @@ class _Supervisor:
             began_ns = time.monotonic_ns()
             code, pid, attempt, last_word = self._life()
             lived_ns = time.monotonic_ns() - began_ns
-            before = predecessor(before, pid, attempt)
+            before = predecessor(before, pid, attempt, self._signalled)
             exit_code = supervision.exit_code(
                 code, last_word, self._signalled, lived_ns, before.attempt
             )
@@ -169,8 +170,8 @@ def predecessor_of(environ: Mapping[str, str]) -> Predecessor | None:
     """The agents that were killed before this one; None for the first."""
     if PREDECESSOR not in environ:
         return None
-    pids, _, attempt = environ[PREDECESSOR].partition(":")
-    return Predecessor(tuple(map(int, pids.split(","))), int(attempt))
+    pids, attempt, signum = environ[PREDECESSOR].split(":")
+    return Predecessor(tuple(map(int, pids.split(","))), int(attempt), int(signum))
 
 
 def _death(code: int) -> str:
@@ -178,7 +179,7 @@ def _death(code: int) -> str:
 
 
 def _words_of(before: Predecessor) -> str:
-    return f"{','.join(map(str, before.pids))}:{before.attempt}"
+    return f"{','.join(map(str, before.pids))}:{before.attempt}:{before.signum}"
 
 
 def _die_with_parent() -> None:

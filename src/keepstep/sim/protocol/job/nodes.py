@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from keepstep.core.recovery.supervision import Supervision, predecessor
+from keepstep.core.recovery.supervision import MAX_SHORT_LIVES, Supervision, predecessor
 from keepstep.core.wire.conversations import (
     AGENT_WITH_KEEPER,
     AGENT_WITH_PROCESS,
@@ -108,36 +108,40 @@ class SimNode:
         before = self.agent
         if before is None:
             return None
-        return predecessor(before.follows, before.process.pid, before.attempt)
+        return predecessor(before.follows, before.process.pid, before.attempt, before.signalled)
 
     def _agent_ended(self, life: AgentLife) -> None:
         if not self.machine.alive:
             return
         lived_ns = self.around.world.now_ns - life.began_ns
         code = -SIGKILL if life.exit_code is None else life.exit_code
-        attempt = predecessor(life.follows, life.process.pid, life.attempt).attempt
-        exit_code = self._supervision.exit_code(
-            code, life.last_word, life.signalled, lived_ns, attempt
-        )
+        signum = life.signalled
+        attempt = predecessor(life.follows, life.process.pid, life.attempt, signum).attempt
+        exit_code = self._supervision.exit_code(code, life.last_word, signum, lived_ns, attempt)
         plan = self.around.plan
         if exit_code is None:
             delay_ns = plan.takes_ns("agent_start_ns", self.random)
             self.around.world.after(delay_ns, None, self.start_agent)
-        elif life.exit_code is None and life.last_word is None and life.signalled is None:
+        elif self._supervision.short_lives >= MAX_SHORT_LIVES and signum is None:
             self._supervisor_gives_up(life)
         else:
+            if self._supervision.short_lives >= MAX_SHORT_LIVES:
+                self._end_ranks(life)
             self.exit_code = exit_code
             self.around.observers.agent_ended(self.machine, exit_code)
 
     def _supervisor_gives_up(self, life: AgentLife) -> None:
         """It ends the ranks; whoever has started it starts it again."""
-        for process in list(self.machine.processes.values()):
-            if process.parent_pid == life.process.pid:
-                process.end("its agent was killed too often")
+        self._end_ranks(life)
         self._supervision = Supervision()
         self.agent = None
         delay_ns = self.around.plan.takes_ns("replace_ns", self.random)
         self.around.world.after(delay_ns, None, self.start_agent)
+
+    def _end_ranks(self, life: AgentLife) -> None:
+        for process in list(self.machine.processes.values()):
+            if process.parent_pid == life.process.pid:
+                process.end("its agent was killed too often")
 
     # -- ranks
 
@@ -401,7 +405,7 @@ class KeeperLife:
 class AgentLife:
     """One life of the machine's agent. `attempt`: the newest that it takes part in. `exit_code`:
     once it ended by itself. `last_word`: with which code the job ends here, once it has said so.
-    `signalled`: the first signal it was sent."""
+    `signalled`: the first signal that it or one before it was sent."""
 
     def __init__(self, node: SimNode, follows: Predecessor | None) -> None:
         around = node.around
@@ -413,7 +417,7 @@ class AgentLife:
         self.exit_code: int | None = None
         self.attempt = -1
         self.last_word: int | None = None
-        self.signalled: int | None = None
+        self.signalled: int | None = (follows.signum or None) if follows is not None else None
         journal = SimJournal(machine, "agent", self._recorded)
         self.ranks = SimRankProcesses(
             agent=process,
