@@ -28,6 +28,7 @@ from tests.processes.quick_steps import FEW_STEPS
 
 COMMAND = "from keepstep.cli.main import app; app()"
 PATIENCE_S = 60.0
+TORCHS_OWN = "torchinductor_"  # where its compiler keeps what it has made; begun on import
 
 
 @dataclass
@@ -145,7 +146,8 @@ def test_killed_ranks_are_noticed_at_once_and_all_restarted(
     run = start(ALL_REDUCE, "--nproc-per-node", "2", *options, args=("5",))
     code, output = run.ended()
     assert code == 0, output
-    assert not list((tmp_path / "tmp").iterdir()), "error files nobody asked for"
+    left = [p.name for p in (tmp_path / "tmp").iterdir() if not p.name.startswith(TORCHS_OWN)]
+    assert not left, "error files nobody asked for"
     assert [e.data["attempt"] for e in run.events("ranks-restarted")] == [1, 2, 3, 4, 5]
     killed_ns = [
         int(line.split()[-1]) for line in output.splitlines() if line.startswith("killed at")

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.edge.shm.slot import slot_path
+from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.messages.keeper_rank import SlotDamaged
 from keepstep.model.snapshot import RankStatus, SlotState, SlotView, Stamp
 from keepstep.model.units import PAGE_BYTES, S_NS
-from keepstep.runtime.keeper.scrubber import Scrubber, scrub
+from keepstep.runtime.keeper.scrubber import Scrubber, scrub, void_damaged
 from keepstep.runtime.keeper_world import KeeperWorld
 from tests.runtime.fakes import FakeExecutor, FakeJournal, FakeTime
 from tests.runtime.replication.room import BLOCK_BYTES, JOB_DIR, JOB_HASH, a_memory, flip, seal
@@ -37,6 +37,7 @@ ROOTS = (JOB_DIR, JOB_DIR / "held", JOB_DIR / "parity")
 class FakeMeshState:
     """As much of a `MeshState` as scrubbing needs. `mending`: what it was asked to mend."""
 
+    own_ranks: range = range(2)
     damaged: list[Path] = field(default_factory=list)
     compared: int = 0
     mending: list[tuple[int, int, Stamp, Callable[[str | None], None]]] = field(
@@ -196,3 +197,29 @@ def test_what_nobody_knows_is_not_mended(views: list[SlotView]) -> None:
     node.pass_s(EVERY_S)
     assert not state.mending
     assert [rank for rank, _ in node.told] == [0]
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_what_a_rank_left_here_that_lives_elsewhere_now_is_given_up(is_read: bool) -> None:
+    """Nobody else looks at it any more, and it is offered to where the rank lives."""
+    state = FakeMeshState(own_ranks=range(1))
+    node = ScrubbedNode(state=state)
+    path = slot_path(JOB_DIR, 1, 0)
+    flip(node.memory, path, PAGE_BYTES + 7)
+    reader = Slot(node.memory, path)
+    if is_read:
+        assert reader.lock(exclusive=False)
+    node.pass_s(EVERY_S)
+    while node.workers.run():
+        pass
+    assert (state.mending, node.told) == ([], [])
+    assert node.journal.kinds == (["damaged"] if is_read else ["damaged", "not-mended"])
+    assert (reader.header().state is SlotState.SEALED) == is_read
+
+
+def test_what_proves_again_is_not_given_up() -> None:
+    node = ScrubbedNode()
+    assert not void_damaged(node.memory, slot_path(JOB_DIR, 0, 0))
+    assert not void_damaged(node.memory, slot_path(JOB_DIR, 0, 1)), "there is none"
+    assert scrub(node.memory, JOB_DIR) == []
+    assert Slot(node.memory, slot_path(JOB_DIR, 0, 0)).header().state is SlotState.SEALED

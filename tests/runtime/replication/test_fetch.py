@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.errors import DamageError
-from keepstep.model.messages.peers import CopyUnavailable, FetchRanges, MeshMessage
+from keepstep.model.messages.peers import (
+    CopyUnavailable,
+    FetchRanges,
+    MeshMessage,
+    SnapshotUnproven,
+)
 from keepstep.model.restore_sources import GroupMember, RestoreSource
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import PAGE_BYTES
-from keepstep.model.wire import Span
+from keepstep.model.wire import Part, Span
 from keepstep.runtime.replication.encode import (
     Encoding,
     SnapshotSizes,
@@ -26,6 +31,7 @@ from keepstep.runtime.replication.encode import (
 )
 from keepstep.runtime.replication.fetch import Fetch, FetchResult, free_slot_path, replace_bytes
 from keepstep.runtime.replication.held import HeldSnapshots
+from keepstep.runtime.replication.receive import ranges_of
 from keepstep.runtime.replication.serve import SnapshotServer
 from tests.runtime.replication.room import (
     BLOCK_BYTES,
@@ -59,6 +65,7 @@ class FetchNodes:
             ReplicationRoom(node, ranks=(1,) * count, rooms=self.rooms)
         self.here = self.rooms[0]
         self.ended: list[FetchResult] = []
+        self.doubts: set[int] = set()  # nodes that are to look at what they gave
         self.fetch: Fetch | None = None
 
     def open(self) -> None:
@@ -66,7 +73,8 @@ class FetchNodes:
         for node, room in self.rooms.items():
             room.join()
             room.held = HeldSnapshots(room.memory, room.workers, JOB_DIR)
-            server = SnapshotServer(room.memory, room.links, JOB_DIR, room.held, lambda: None)
+            doubt = partial(self.doubts.add, node)
+            server = SnapshotServer(room.memory, room.links, JOB_DIR, room.held, doubt)
             room.on_message = partial(self._hear, server, node)
             if node == 0:
                 self.server = server
@@ -78,6 +86,9 @@ class FetchNodes:
             case CopyUnavailable():
                 assert node == 0 and self.fetch is not None
                 self.fetch.source_failed(asker, message.why)
+            case SnapshotUnproven():
+                assert (asker, message.stamp) == (0, STAMP)
+                self.doubts.add(node)
 
     def begin(self, source: RestoreSource, path: Path | None = None) -> Fetch:
         self.fetch = Fetch(
@@ -171,6 +182,51 @@ def test_a_damaged_copy_is_never_taken_for_a_good_one(data: st.DataObject, nbyte
         assert fetched(nodes) == payload
     else:
         assert nodes.files() == []
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_what_is_damaged_here_comes_from_another_node(block: int) -> None:
+    nodes, payload = FetchNodes(3), state(6 * BLOCK_BYTES)
+    source = copies_on(nodes, [0, 1, 2], payload)
+    share = -(-len(ranges_of(len(payload), len(MANIFEST), BLOCK_BYTES)) // 3)
+    flip(nodes.here.memory, slot_path(HELD, 0, 0), PAGE_BYTES + block * BLOCK_BYTES)
+    nodes.begin(source)
+    nodes.settle()
+    [result] = nodes.ended
+    assert result.why is None
+    assert fetched(nodes) == payload
+    assert nodes.doubts == ({0} if block < share else set())
+
+
+@pytest.mark.parametrize("part", [Part.PAYLOAD, Part.TABLE, Part.MANIFEST])
+@pytest.mark.parametrize("holders", [[0], [1], [1, 2]])
+def test_who_gave_what_does_not_prove_looks_at_it(holders: list[int], part: Part) -> None:
+    """A manifest crosses with no other checksum than that of its bytes as they lie there."""
+    nodes, payload = FetchNodes(3), state(3 * BLOCK_BYTES)
+    source = copies_on(nodes, holders, payload)
+    for node in holders:
+        slot = Slot(nodes.rooms[node].memory, slot_path(HELD, 0, 0))
+        slot.part(part, slot.header())[3] ^= 1
+    nodes.begin(source)
+    nodes.settle()
+    [result] = nodes.ended
+    assert result.why is not None
+    assert not result.is_away
+    assert nodes.doubts == set(holders)
+    assert nodes.files() == []
+
+
+def test_who_gave_what_was_decoded_to_something_else_looks_at_it() -> None:
+    nodes = FetchNodes(3)
+    payloads = [state(2 * BLOCK_BYTES, seed) for seed in range(3)]
+    lay_parities(nodes, payloads, 1)
+    flip(nodes.rooms[1].memory, slot_path(PARITY, 1, 0), PAGE_BYTES + 1)
+    nodes.open()
+    nodes.begin(RestoreSource(0, (), (0, 1, 2), 1, (GroupMember(1, 1), GroupMember(2, 2))))
+    nodes.settle()
+    [result] = nodes.ended
+    assert result.why is not None
+    assert nodes.doubts == {1, 2}
 
 
 def test_nobody_has_it() -> None:

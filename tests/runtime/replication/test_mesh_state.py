@@ -31,11 +31,12 @@ from keepstep.model.messages.peers import (
     RanksEnded,
     RanksReport,
     SafetyWord,
+    SnapshotUnproven,
     VoteWord,
 )
 from keepstep.model.restore_sources import HeldSnapshot
 from keepstep.model.snapshot import Stamp
-from keepstep.model.units import S_NS
+from keepstep.model.units import PAGE_BYTES, S_NS
 from keepstep.model.wire import BlockRange, Part
 from keepstep.runtime.replication.mesh_state import KnownSafety, MeshState, ReplicationHost
 from tests.runtime.replication.room import (
@@ -48,6 +49,7 @@ from tests.runtime.replication.room import (
     a_page,
     an_offer,
     fill,
+    flip,
 )
 
 EPOCH = 1
@@ -219,6 +221,26 @@ def test_a_node_without_memory_is_reported_as_what_hinders() -> None:
     state.state.receive(state.holder, CopyDeclined(VERSION, 1, STAMP, "full"))
     state.state.report_news()
     assert state.room.said(NodeReport)[-1].hindered != ""
+
+
+def test_what_does_not_prove_where_it_was_fetched_is_looked_at_here() -> None:
+    state = State().train()
+    state.state.receive(2, SnapshotUnproven(VERSION, 2, STAMP))
+    assert state.fake.of("scrub_soon") == [()]
+
+
+def test_others_hear_at_once_of_what_is_given_up_here() -> None:
+    """It would be offered in the next vote of this mesh, too."""
+    state = State().open()
+    slot = state.room.held.copies.take(2, 0, len(PAYLOAD), 64)
+    fill(slot, 2, STAMP, PAYLOAD)
+    state.state.held_is_proven()
+    state.room.settle()
+    flip(state.room.memory, slot.path, PAGE_BYTES)
+    state.state.damaged_at_rest(slot.path, "a bit")
+    state.room.settle()
+    told = [{held.rank for held in word.snapshots} for word in state.room.said(InventoryReport)]
+    assert [2 in ranks for ranks in told[-2:]] == [True, False]
 
 
 def test_offers_wait_until_what_rests_here_is_proven() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.edge.shm.slot import Slot
+from keepstep.errors import DamageError
 from keepstep.model.messages.peers import CopyUnavailable
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import PAGE_BYTES
@@ -26,6 +27,7 @@ from tests.runtime.replication.room import (
     ReplicationRoom,
     bytes_of,
     fill,
+    flip,
 )
 
 STAMP = Stamp(5, 1)
@@ -263,6 +265,19 @@ def test_this_node_itself_takes_what_it_wants_without_a_link(wanted: BlockRange)
     assert len(arrivals) == 1
     assert bytes(taker.take(0, wanted)) == bytes_of(serving.own, wanted)
     assert serving.given == []
+
+
+def test_this_node_itself_is_not_given_what_was_damaged_here() -> None:
+    """It has no link whose other end would tell: so it was offered to itself again and again."""
+    serving = Serving()
+    flip(serving.room.memory, serving.own.path, PAGE_BYTES + 5)
+    arrivals: list[str] = []
+    taker = WantedRanges(lambda: arrivals.append("it"))
+    taker.want(0, FIRST)
+    with pytest.raises(DamageError, match="damaged here"):
+        serving.server.copy_here(0, STAMP, FIRST, taker, 0)
+    assert (arrivals, serving.doubts) == ([], ["look"])
+    assert serving.own.lock(exclusive=True), "it is pinned still"
 
 
 def test_this_node_itself_hears_at_once_what_it_cannot_have() -> None:

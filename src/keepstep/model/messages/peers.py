@@ -236,6 +236,17 @@ class FetchRanges:
     ranges: tuple[BlockRange, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotUnproven:
+    """To all that gave some of it: what came of this snapshot does not prove. Who gave it looks at
+    what rests there, or would offer it again and again."""
+
+    KIND: ClassVar[str] = "unproven"
+    mesh_version: Count
+    rank: Rank
+    stamp: Stamp
+
+
 # -- the vote about the state from which all resume (core/resume/vote.py); what a rank says of an
 # offer, and what it is told in the end, crosses as it is
 
@@ -375,7 +386,13 @@ class LinkGoodbye:
 
 
 SnapshotMessage = (
-    CopyOffer | CopyAccepted | CopyDeclined | CopyAcked | CopyUnavailable | FetchRanges
+    CopyOffer
+    | CopyAccepted
+    | CopyDeclined
+    | CopyAcked
+    | CopyUnavailable
+    | FetchRanges
+    | SnapshotUnproven
 )
 
 

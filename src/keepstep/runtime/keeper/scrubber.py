@@ -87,6 +87,10 @@ class Scrubber:
     def _mend(self, slot: DamagedSlot, rank: int) -> None:
         index, journal = slot.index, self._world.journal
         journal.record("damaged", f"scrub: {slot.why}", rank=rank, slot=index)
+        state, status = self._host.mesh_state, self._host.status(rank)
+        if state is not None and rank not in state.own_ranks:
+            self._give_up(slot, rank)
+            return
 
         def mended(failed: str | None) -> None:
             if failed is None:
@@ -97,13 +101,43 @@ class Scrubber:
                 journal.record("not-mended", told, rank=rank, slot=index)
                 self._host.tell(rank, SlotDamaged(index, slot.why))
 
-        state, status = self._host.mesh_state, self._host.status(rank)
         # What the slot held is asked of the rank's page: its header may be what is damaged.
         view = None if status is None or index >= len(status.slots) else status.slots[index]
         if state is None or view is None or view.state is not SlotState.SEALED:
             mended("nobody can say what it was")
         else:
             state.recovery.mend(rank, index, view.stamp, mended)
+
+    def _give_up(self, slot: DamagedSlot, rank: int) -> None:
+        """It would be offered to the node where the rank lives now, again and again."""
+
+        def done(is_given_up: bool) -> None:
+            if is_given_up:
+                told = f"slot {slot.index} of rank {rank} is given up: the rank lives elsewhere now"
+                self._world.journal.record("not-mended", told, rank=rank, slot=slot.index)
+
+        self._world.workers.submit(lambda: void_damaged(self._world.memory, slot.path), done)
+
+
+def void_damaged(memory: Memory, path: Path) -> bool:
+    """Forget what that slot holds, unless it proves now or somebody reads or writes it; whether it
+    was forgotten."""
+    try:
+        slot = Slot(memory, path)
+    except (DamageError, OSError):
+        return False  # nobody can read it
+    try:
+        if slot.lock(exclusive=True):
+            slot.verify_bytes()
+    except LookupError:
+        pass  # it holds nothing any more
+    except DamageError:
+        slot.void()
+        return True
+    finally:
+        slot.unlock()
+        slot.close()
+    return False
 
 
 def scrub(memory: Memory, job_dir: Path) -> list[DamagedSlot]:

@@ -25,7 +25,7 @@ from keepstep.core.redundancy.stripes import (
 )
 from keepstep.edge.shm.slot import Slot, capacity_of, parse_page, rank_dir, slot_path, slot_paths
 from keepstep.errors import DamageError, MemoryBudgetError
-from keepstep.model.messages.peers import FetchRanges
+from keepstep.model.messages.peers import FetchRanges, SnapshotUnproven
 from keepstep.model.restore_sources import RestoreSource
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import KIB, PAGE_BYTES
@@ -116,8 +116,20 @@ class Fetch:
             next(self._road)
         except StopIteration:
             self._end(None)
-        except (DamageError, LookupError, MemoryBudgetError) as error:
+        except DamageError as error:
+            self._doubt()
             self._end(str(error))
+        except (LookupError, MemoryBudgetError) as error:
+            self._end(str(error))
+
+    def _doubt(self) -> None:
+        """What came does not prove: who gave it may hold it so, and has proven it long ago."""
+        for node in self._asked:
+            if node == self._links.node:
+                self._server.doubt()
+            else:
+                unproven = SnapshotUnproven(self._links.version, self._rank, self.stamp)
+                self._links.send(node, unproven)
 
     def _by_copies(self) -> Generator[None, None, None]:
         header, capacity = yield from self._header_of(self._rank)
@@ -125,7 +137,10 @@ class Fetch:
         wanted = ranges_of(header.payload_bytes, header.manifest_bytes, self._memory.block_bytes)
         share = -(-len(wanted) // len(self._nodes))
         for index, node in enumerate(list(self._nodes)):  # contiguous shares: each holder reads on
-            self._ask(node, [(self._rank, r) for r in wanted[index * share : (index + 1) * share]])
+            if not self._nodes:
+                break
+            asked = node if node in self._asked else self._nodes[0]  # it may have failed already
+            self._ask(asked, [(self._rank, r) for r in wanted[index * share : (index + 1) * share]])
         while incoming.missing():
             yield
         incoming.seal(self._job_hash)
@@ -277,9 +292,7 @@ class Fetch:
             if not ranges:
                 continue
             if node == self._links.node:
-                taker = self._taker()
-                for range_ in ranges:
-                    self._server.copy_here(rank, self.stamp, range_, taker, node)
+                self._take_here(rank, ranges)
                 continue
             self._nbytes += sum(length for _, _, length in ranges)
             for run in in_runs(ranges):
@@ -287,6 +300,18 @@ class Fetch:
                 if not self._links.send(node, asked):
                     self._is_away = True
                     raise LookupError(f"node {node} cannot be asked")
+
+    def _take_here(self, rank: int, ranges: tuple[BlockRange, ...]) -> None:
+        """This node is a source itself. Raises LookupError, DamageError, if it is the only
+        one."""
+        here, taker = self._links.node, self._taker()
+        try:
+            for range_ in ranges:
+                self._server.copy_here(rank, self.stamp, range_, taker, here)
+        except (LookupError, DamageError) as error:
+            if len(self.source.copies) < 2:
+                raise
+            self.source_failed(here, str(error))
 
     def _taker(self) -> BlockTaker:
         """Who takes what is asked for now."""

@@ -47,6 +47,7 @@ from keepstep.model.messages.peers import (
     RanksEnded,
     SafetyWord,
     SeveralMessages,
+    SnapshotUnproven,
     VoteBody,
     VoteToAll,
     VoteToLeader,
@@ -232,6 +233,8 @@ class MeshState:
             case CopyUnavailable(_, rank, stamp, why):
                 if not self.recovery.unavailable(node, rank, stamp, why):
                     self._owner.unavailable(node, rank, stamp, why)
+            case SnapshotUnproven():
+                self._host.scrub_soon()
             case CopyDeclined():
                 self._owner.declined(node, message.rank, message.why)
             case HorizonWord():
@@ -570,3 +573,4 @@ class MeshState:
     def damaged_at_rest(self, path: Path, why: str) -> None:
         """What is held there for others does not prove any more."""
         self._holder.damaged_at_rest(path, why)
+        self._report_inventory()

@@ -58,8 +58,8 @@ class SnapshotServer:
         held: HeldSnapshots,
         on_damaged: Callable[[], None],
     ) -> None:
-        """`on_damaged` is called when something here arrives damaged every time: it may have been
-        so before it left, and would be offered again and again."""
+        """`on_damaged` is called when something from here arrives damaged: it may have been so
+        before it left, and would be offered again and again."""
         self._memory, self._links, self._job_dir, self._held = memory, links, job_dir, held
         self._on_damaged = on_damaged
         self._phase = ServingPhase()
@@ -105,8 +105,11 @@ class SnapshotServer:
                 if not self._send(request, span, source, known):
                     return
                 request.waiting.popleft()
-        except (DamageError, LookupError) as error:
+        except LookupError as error:
             self._refuse(request, str(error))
+        except DamageError as error:
+            self._refuse(request, str(error))
+            self.doubt()
         if request in self._requests:
             self._requests.remove(request)
         self._unpin_unasked()
@@ -133,6 +136,10 @@ class SnapshotServer:
 
     def _arrived_damaged(self, request: ServedRequest, why: str) -> None:
         self._refuse(request, why)
+        self.doubt()
+
+    def doubt(self) -> None:
+        """What was given from here does not prove at its asker."""
         self._on_damaged()
 
     def _refuse(self, request: ServedRequest, why: str) -> None:
@@ -187,13 +194,24 @@ class SnapshotServer:
     ) -> None:
         """The asker is this node itself: no link is needed. Raises LookupError, DamageError."""
         part, offset, length = range_
-        source, _ = self._find(rank, stamp, part, offset, length)
-        span = Span(rank, stamp, part, offset, length)
-        place = taker.place(node, span)
-        if place is not None:
+        try:
+            source, known = self._find(rank, stamp, part, offset, length)
+            span = Span(rank, stamp, part, offset, length)
+            place = taker.place(node, span)
+            if place is None:
+                return
             place[:] = source
-            taker.arrived(node, span, checksum(place))
-        self._unpin_unasked()
+            found = checksum(place)
+            if known not in (None, found):
+                raise DamageError(
+                    f"{span} is damaged here: checksum {found:016x}, expected {known:016x}"
+                )
+            taker.arrived(node, span, found)
+        except DamageError:
+            self.doubt()
+            raise
+        finally:
+            self._unpin_unasked()
 
 
 def _is_whole_block(slot: Slot, header: SlotHeader, offset: int, length: int) -> bool:
