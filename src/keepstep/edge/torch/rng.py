@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 
+from keepstep.edge.torch.known_states import numpy_state, python_state
 from keepstep.edge.torch.pickles.known_numpy import check_generator_state
 
 
 def read_rng() -> dict[str, Any]:
     """All generators' states; tensors stay tensors."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": python_state()}
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        state["numpy"] = numpy.random.get_state()
+    if "numpy" in sys.modules:
+        state["numpy"] = numpy_state()
     return state
 
 
@@ -63,7 +63,7 @@ def put_back(state: dict[str, Any]) -> None:
 
 def _is_same(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> bool:
     """Whether two states of numpy's are: all plain but for one array. None where it is unused."""
-    if one is None or other is None:
+    if one is other or one is None or other is None:
         return one is other
     (name, keys, *rest), (other_name, other_keys, *other_rest) = one, other
     return name == other_name and bytes(keys) == bytes(other_keys) and rest == other_rest
