@@ -20,6 +20,7 @@ from keepstep.model.units import GIB, MS_NS, S_NS
 from keepstep.ports import Box, Hearer, Links, Receiver
 from keepstep.runtime.keeper.run import LOCK, KeeperRun
 from keepstep.runtime.keeper_world import KeeperWorld as Surroundings
+from keepstep.sim.protocol.job.nodes import PageLock
 from keepstep.sim.protocol.job.persisters import open_store
 from keepstep.sim.protocol.wire.links import SimLinks
 from keepstep.sim.protocol.wire.network import Network, Wires
@@ -127,7 +128,7 @@ class SimKeeper:
         self.run = KeeperRun(
             self.settings,
             self._surroundings(),
-            lambda: self.memory.ensure(self.settings.job_dir / LOCK, 1).lock(exclusive=True),
+            PageLock(self.memory, self.settings.job_dir / LOCK),
             self._over,
             turn_ns=MS_NS,
         )

@@ -13,9 +13,19 @@ from keepstep.runtime.keeper.run import LOCK_TRIES, KeeperRun
 from tests.runtime.simulated import FakeBox, SimKeeper, Town
 
 
+class FakeLock:
+    """See `KeeperLock`: of the directory that is there."""
+
+    def __init__(self, take: Callable[[], bool]) -> None:
+        self.take = take
+
+    def is_of_directory(self) -> bool:
+        return True
+
+
 def second(first: SimKeeper, lock: Callable[[], bool], over: Callable[[], None]) -> KeeperRun:
     """Another one that would be the keeper of the same job directory."""
-    return KeeperRun(first.settings, first._surroundings(), lock, over)
+    return KeeperRun(first.settings, first._surroundings(), FakeLock(lock), over)
 
 
 def test_while_a_keeper_lives_another_one_ends_and_touches_nothing() -> None:
@@ -48,6 +58,23 @@ def test_an_onlooker_that_holds_the_lock_for_a_moment_keeps_no_keeper_away() -> 
     assert run.keeper is None
     town.pass_time(S_NS)
     assert run.keeper is not None and ended == []
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_keeper_removes_no_directory_but_the_one_it_has_locked(is_removed: bool) -> None:
+    """Somebody removes the job's memory while it trains, and another keeper begins there: the first
+    one took that one's memory with it when it ended."""
+    town = Town()
+    first = town.keeper()
+    job_dir = first.settings.job_dir
+    if is_removed:
+        first.memory.remove(job_dir)
+        first.memory.ensure(job_dir / "keeper.lock", 1)
+        first.memory.ensure(job_dir / "what is another's", 1)
+    first.run.close()
+    assert ("what is another's" in first.memory.names(job_dir)) == is_removed
+    [ended] = first.events("keeper-ended")
+    assert ("is not ours" in ended.why) == is_removed
 
 
 def test_preempted_before_it_is_the_keeper_it_ends() -> None:

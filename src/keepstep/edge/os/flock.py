@@ -20,6 +20,14 @@ def hold(path: Path) -> int | None:
     return fd
 
 
+def leads_to(path: Path, fd: int) -> bool:
+    """Whether the path names the very file that this descriptor is of."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except OSError:
+        return False
+
+
 def is_held(path: Path) -> bool:
     """Whether a living process holds the file's flock."""
     try:

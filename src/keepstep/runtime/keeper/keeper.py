@@ -507,11 +507,23 @@ class Keeper:
                 self._write_checkpoints()
         return self._checkpoints.is_done
 
-    def close(self) -> None:
-        """Remove the job's memory. Nobody can come any more."""
+    def close(self, is_directory_ours: bool) -> None:
+        """Remove the job's memory. Nobody can come any more. `is_directory_ours`: nobody has
+        removed the directory and made another one."""
         if self.node is not None:
             self.node.close()
         self._pages.close()
+        if is_directory_ours:
+            self._remove_directory()
+        if self._persister is not None:
+            self._persister.close()
+        told = "the job's memory has been removed"
+        if not is_directory_ours:
+            told = "somebody has removed the job's memory before; what is there now is not ours"
+        ok = self._finish is not None and self._finish.ok
+        self._journal.record("keeper-ended", told, ok=ok)
+
+    def _remove_directory(self) -> None:
         # A new run of the same job may start this very moment: the old directory leaves its name in
         # one step.
         job_dir = self._settings.job_dir
@@ -519,7 +531,3 @@ class Keeper:
         with suppress(FileNotFoundError):  # somebody has removed it while the job trained
             self._memory.rename(job_dir, gone)
         self._memory.remove(gone)
-        if self._persister is not None:
-            self._persister.close()
-        ok = self._finish is not None and self._finish.ok
-        self._journal.record("keeper-ended", "the job's memory has been removed", ok=ok)

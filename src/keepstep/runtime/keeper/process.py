@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from fcntl import LOCK_EX, LOCK_NB, flock
 from typing import TYPE_CHECKING
 
 from keepstep.config import Settings, settings_from_text
@@ -19,6 +18,7 @@ from keepstep.core.wire.conversations import KEEPER_WITH_NODE
 from keepstep.edge.net import boxes
 from keepstep.edge.net.tcp import interface_of
 from keepstep.edge.os.clock import CLOCK
+from keepstep.edge.os.flock import hold, leads_to
 from keepstep.edge.os.job_directory import claim_job_dir, leave_arena
 from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.os.keeper_settings import write_keeper_settings
@@ -43,6 +43,40 @@ KEEPER_NICE = 5  # it must answer in time also on a machine that is busy
 WORKERS = 4  # scrubbing and listing the store take long: copies do not wait for them
 
 
+class JobLock:
+    """See `KeeperLock`."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises what `claim_job_dir` raises."""
+        self._settings = settings
+        self._path = settings.job_dir / LOCK
+        self._fd: int | None = None
+        claim_job_dir(settings.job_dir)
+
+    def take(self) -> bool:
+        """See `KeeperLock`. Others can read what the keeper acts on, then."""
+        self.close()
+        claim_job_dir(self._settings.job_dir)  # the keeper before removes it when it ends
+        try:
+            self._fd = hold(self._path)
+        except FileNotFoundError:
+            return False
+        if not self.is_of_directory():
+            return False
+        write_keeper_settings(self._settings)
+        return True
+
+    def is_of_directory(self) -> bool:
+        """See `KeeperLock`."""
+        return self._fd is not None and leads_to(self._path, self._fd)
+
+    def close(self) -> None:
+        """Give it up."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
 class KeeperProcess:
     """The keeper and what drives it."""
 
@@ -57,21 +91,12 @@ class KeeperProcess:
         undo.callback(self._journal.close)
         self._workers = Threads(WORKERS, self._post)
         undo.callback(self._workers.close)
-        claim_job_dir(settings.job_dir)
-        lock_path = settings.job_dir / LOCK
-        lock_fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        undo.callback(os.close, lock_fd)
+        lock = JobLock(settings)
+        undo.callback(lock.close)
         self._is_woken = False
         self._is_over = False
-        self._run = KeeperRun(settings, self._world(), lambda: self._lock(lock_fd), self._end)
+        self._run = KeeperRun(settings, self._world(), lock, self._end)
         signals.on(signal.SIGTERM, self._run.preempted)
-
-    def _lock(self, fd: int) -> bool:
-        """Whether this is the job's keeper now; others can read what it acts on."""
-        if not _lock(fd):
-            return False
-        write_keeper_settings(self._settings)
-        return True
 
     def _world(self) -> KeeperWorld:
         has_store = self._settings.store is not None
@@ -173,14 +198,6 @@ class StoredCheckpoints:
     def look(self) -> StoreListing:
         """See `ports.Checkpoints`."""
         return self._open().look()
-
-
-def _lock(fd: int) -> bool:
-    try:
-        flock(fd, LOCK_EX | LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ Invariant: only who holds the lock of the job directory touches what is in it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from keepstep.config import Settings
 from keepstep.model.units import MS_NS
@@ -24,6 +25,17 @@ SOCKET = "keeper.sock"
 LOCK_TRIES, LOCK_AGAIN_NS = 20, 10 * MS_NS
 
 
+class KeeperLock(Protocol):
+    """The lock of the job directory."""
+
+    def take(self) -> bool:
+        """Try to have it; False when somebody else does."""
+
+    def is_of_directory(self) -> bool:
+        """Whether the lock that was taken still is that of the job directory: somebody may have
+        removed that one, and another keeper may have made it anew."""
+
+
 class KeeperRun:
     """See `ports.Hearer`: of every process of this node that connects."""
 
@@ -31,14 +43,13 @@ class KeeperRun:
         self,
         settings: Settings,
         world: KeeperWorld,
-        lock: Callable[[], bool],
+        lock: KeeperLock,
         over: Callable[[], None],
         turn_ns: int = 0,
         idle_ns: int = TICK_NS,
     ) -> None:
-        """lock: try to lock the job directory, False when somebody else has it. over: the process
-        is to `close` this and to end. turn_ns: how long after something has come the keeper looks
-        at it. idle_ns: how long it waits when nothing comes."""
+        """over: the process is to `close` this and to end. turn_ns: how long after something has
+        come the keeper looks at it. idle_ns: how long it waits when nothing comes."""
         self._settings = settings
         self._world = world
         self._lock = lock
@@ -56,7 +67,7 @@ class KeeperRun:
         self._try(LOCK_TRIES)
 
     def _try(self, tries: int) -> None:
-        if self._lock():
+        if self._lock.take():
             self._become_keeper()
         elif tries > 1:
             self._world.timers.after(LOCK_AGAIN_NS, lambda: self._try(tries - 1))
@@ -131,4 +142,4 @@ class KeeperRun:
         if self._server is not None:
             self._server.close()
         if self.keeper is not None:
-            self.keeper.close()
+            self.keeper.close(is_directory_ours=self._lock.is_of_directory())

@@ -27,7 +27,7 @@ from keepstep.model.events import Event
 from keepstep.model.launch import Predecessor
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.units import MS_NS, S_NS
-from keepstep.ports import Box, BoxServer, Hearer, Links, MessageCodec, Receiver
+from keepstep.ports import Box, BoxServer, Hearer, Links, MessageCodec, Receiver, Region
 from keepstep.runtime.agent.agent import SOCKET, Agent
 from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 from keepstep.runtime.keeper.run import LOCK, KeeperRun
@@ -299,6 +299,23 @@ class SimAgents:
         return self._node.connect(self._process, SOCKET, PROCESS_WITH_AGENT, hearer, tell)
 
 
+class PageLock:
+    """See `KeeperLock`. A process that cannot even have this page ends."""
+
+    def __init__(self, memory: SimMemory, path: Path) -> None:
+        self._memory, self._path = memory, path
+        self._page: Region | None = None
+
+    def take(self) -> bool:
+        """See `KeeperLock`."""
+        self._page = self._memory.ensure(self._path, 1)
+        return self._page.lock(exclusive=True)
+
+    def is_of_directory(self) -> bool:
+        """See `KeeperLock`."""
+        return self._page is not None and self._page.is_there()
+
+
 class KeeperLife:
     """One life of the machine's keeper."""
 
@@ -311,16 +328,11 @@ class KeeperLife:
         self.run = KeeperRun(
             node.around.settings,
             self._world(),
-            self._lock,
+            PageLock(self._memory, node.job_dir / LOCK),
             self._over,
             node.around.plan.turn_ns,
             node.around.plan.tick_ns,
         )
-
-    def _lock(self) -> bool:
-        """Try to be the one that lives. A process that cannot even have this page ends."""
-        path = self._node.job_dir / LOCK
-        return self._memory.ensure(path, 1).lock(exclusive=True)
 
     def _over(self) -> None:
         self.run.close()
