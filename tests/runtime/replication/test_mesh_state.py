@@ -36,9 +36,14 @@ from keepstep.model.messages.peers import (
 )
 from keepstep.model.restore_sources import HeldSnapshot
 from keepstep.model.snapshot import Stamp
-from keepstep.model.units import PAGE_BYTES, S_NS
+from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
 from keepstep.model.wire import BlockRange, Part
-from keepstep.runtime.replication.mesh_state import KnownSafety, MeshState, ReplicationHost
+from keepstep.runtime.replication.mesh_state import (
+    SAFETY_PAUSES,
+    KnownSafety,
+    MeshState,
+    ReplicationHost,
+)
 from tests.runtime.replication.room import (
     BLOCK_BYTES,
     JOB_HASH,
@@ -402,3 +407,27 @@ def test_the_newest_word_about_nodes_stands_in_the_file_whatever_was_said_before
         word = SafetyWord(version, "copies:2", "", 5, True, apart, (), (), (), 1, "one may be lost")
         safety.receive(word, mesh)
         assert read_node_safety(room.memory, room.job_dir) == spell_out(word, mesh)
+
+
+@pytest.mark.parametrize("took_ms", [0, 1, 100])
+def test_the_leader_does_not_spend_its_time_on_which_nodes_may_be_lost(
+    monkeypatch: pytest.MonkeyPatch, took_ms: int
+) -> None:
+    state = State(node=0).train()
+    asked: list[int] = []
+
+    def safety(_: set[int]) -> None:
+        asked.append(state.room.time.now_ns)
+        state.room.time.now_ns += took_ms * MS_NS
+
+    monkeypatch.setattr(state.state._leader, "safety", safety)
+    began_ns = state.room.time.now_ns
+    ticks = 0
+    while state.room.time.now_ns - began_ns < 30 * S_NS:
+        state.state.tick()
+        state.room.time.now_ns += 200 * MS_NS
+        ticks += 1
+    spent_ns = len(asked) * took_ms * MS_NS
+    assert spent_ns <= 30 * S_NS / SAFETY_PAUSES + took_ms * MS_NS
+    assert len(asked) >= 5
+    assert took_ms > 1 or len(asked) == ticks, "a small job hears at once"

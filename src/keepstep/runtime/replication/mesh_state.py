@@ -71,6 +71,9 @@ from keepstep.runtime.replication.serve import SnapshotServer
 
 # so long nothing new is said about which nodes may be lost when only the step has changed
 SAFETY_NS = 5 * S_NS
+# Which nodes may be lost is worked out anew no sooner than so many times as long as that took: with
+# thousands of nodes the leader would do nothing else.
+SAFETY_PAUSES = 50
 
 
 class ReplicationHost(Protocol):
@@ -173,6 +176,7 @@ class MeshState:
         self._last_report: tuple[Any, ...] = ()
         self._last_safety: SafetyWord | None = None  # that was said
         self._last_safety_ns = 0
+        self._next_safety_ns = 0  # no sooner is it worked out
         self._asked = parse_policy(settings.redundancy)
         self._leader: Leader | None = None
         self.refusal = ""  # why nobody may train in this mesh: the policy is impossible
@@ -555,11 +559,16 @@ class MeshState:
                 self._host.peer_is_dead(self.mesh, node, missing.why)
 
     def _announce_safety(self) -> None:
-        safety = None if self._leader is None else self._leader.safety(self._links.linked())
+        began_ns = self._clock.monotonic_ns()
+        if self._leader is not None and began_ns >= self._next_safety_ns:
+            self._say_safety(self._leader.safety(self._links.linked()), began_ns)
+            took_ns = self._clock.monotonic_ns() - began_ns
+            self._next_safety_ns = began_ns + SAFETY_PAUSES * took_ns
+
+    def _say_safety(self, safety: SafetyWord | None, now_ns: int) -> None:
         last = self._last_safety
         if safety is None or safety == last:
             return
-        now_ns = self._clock.monotonic_ns()
         only_another_step = last is not None and replace(safety, step=last.step) == last
         if only_another_step and now_ns - self._last_safety_ns < SAFETY_NS:
             return  # which everybody's horizon tells too

@@ -1,0 +1,10 @@
+"""The leader's benchmark measures what commits a step."""
+
+from __future__ import annotations
+
+from benchmarks.leader import measure
+
+
+def test_a_small_job_is_measured() -> None:
+    told = measure(nodes=4, steps=2)
+    assert "4 nodes" in told and "32 ranks" in told and "safety" in told
