@@ -240,7 +240,7 @@ def copy_on(
     slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
     copy = TensorCopy(state, slot, locks=room.locks)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(room))
-    monkeypatch.setitem(copy._streams, torch.device("cuda", 3), stream)  # type: ignore[arg-type]
+    monkeypatch.setitem(copy._streams, torch.device("cuda", 3), stream)
     return copy, slot
 
 
