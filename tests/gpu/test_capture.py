@@ -1,5 +1,5 @@
-"""Capture from a GPU: a side stream into pinned slots, the device waiting instead of the trainer.
-Skipped without CUDA."""
+"""Capture from a GPU: a side stream into page-locked slots, the device waiting instead of the
+trainer. Skipped without CUDA."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import torch
 from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
-from keepstep.edge.torch.capture import TensorCopy, pin
+from keepstep.edge.torch.capture import TensorCopy
+from keepstep.edge.torch.cuda_pages import CudaPages
+from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.edge.torch.restore import apply, open_snapshot, prove
 from keepstep.edge.torch.state import Protected
 from keepstep.model.snapshot import Stamp
@@ -64,9 +66,10 @@ def test_what_is_captured_is_the_boundary_s_state_though_the_update_follows_at_o
     state = protected.gather()
     expected = bytes_of(protected)
     slot = Slot.create(MEMORY, tmp_path / "slot", state.payload_bytes, 1 << 20)
-    assert pin(slot)
+    locks = PageLocks(CudaPages(torch.device("cuda", torch.cuda.current_device())))
+    assert locks.lock(slot) is None
     slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
-    copy = TensorCopy(protected.gather(), slot)
+    copy = TensorCopy(protected.gather(), slot, locks=locks)
     copy.copy_moving()
     handle = optimizer.register_step_pre_hook(lambda *_: copy.fence())
     for _ in range(3):
@@ -78,8 +81,9 @@ def test_what_is_captured_is_the_boundary_s_state_though_the_update_follows_at_o
     seal(copy, slot)
     header, layout = slot.verify()
     apply(protected, open_snapshot(protected, slot, header, layout))
-    assert prove(protected, slot, layout) == []
+    assert prove(protected, slot, header, layout) == []
     assert bytes_of(protected) == expected
+    slot.close()
 
 
 def test_a_parameter_that_moves_under_the_copy_is_named(tmp_path: Path) -> None:

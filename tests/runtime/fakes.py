@@ -13,6 +13,7 @@ from keepstep.core.detection.deadlines import derive
 from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
+from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.errors import KeepstepError
 from keepstep.model.diagnosis import GroupSample, ProcessSample, Stack
 from keepstep.model.events import INFO, Event
@@ -260,7 +261,8 @@ class FakeCopy:
 class FakeLive:
     """See `ports.LiveState`: `state` is all there is. `moves`: what changes while it is copied;
     `moves_late`: what is seen of that behind the copy; `moves_unseen`: what nobody sees before the
-    trainer looks; `error`: what copying raises; `differs`: what is not as loaded."""
+    trainer looks; `error`: what copying raises; `differs`: what is not as loaded; `locks`: of the
+    device that the state is on."""
 
     def __init__(self, state: bytes = b"\0" * 64) -> None:
         self.state = state
@@ -273,6 +275,7 @@ class FakeLive:
         self.eager: list[str] = []
         self.checkpoints: dict[int, bytes] = {}
         self.checkpoint_error: KeepstepError | None = None
+        self.locks: PageLocks | None = None
 
     def gather(self) -> FakeGathered:
         size = len(self.state)
@@ -287,8 +290,8 @@ class FakeLive:
     def coming_bytes(self) -> tuple[int, int, str]:
         return self.gather().payload_bytes, 4 * KIB, ""
 
-    def pin(self, slot: Slot) -> None:
-        """There is no device."""
+    def pin(self, slot: Slot) -> str | None:
+        return None if self.locks is None else self.locks.lock(slot)
 
     def load(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
         self.state = bytes(slot.payload[: len(self.state)])

@@ -66,6 +66,7 @@ KINDS = {
     "slots-made": "a rank has the memory for its snapshots",
     "slot-added": "captures found no slot free, and a rank has one more",
     "slot-refused": "one more slot cannot be made",
+    "slot-unlocked": "CUDA does not page-lock a slot: copies from the device take longer",
     "caveat": "what the program does that keepstep cannot protect",
     "protected": "a training is protected: what of it, and how to start it over",
     "goes-on": "where a training begins, or goes on",

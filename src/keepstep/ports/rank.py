@@ -74,7 +74,7 @@ class StateCopy(Protocol):
 class LiveState(Protocol):
     """The state of the training in this process. `edge/torch/live_state.py` is PyTorch's.
 
-    Its methods are called on the trainer's thread, but for `copy_eagerly`.
+    Its methods are called on the trainer's thread, but for `copy_eagerly` and `pin`.
     """
 
     def gather(self) -> Gathered: ...
@@ -88,8 +88,10 @@ class LiveState(Protocol):
         """Of the first snapshots: payload and manifest bytes, with what the first steps will add;
         and a remark when that is not known, else an empty text."""
 
-    def pin(self, slot: Slot) -> None:
-        """Prepare a slot's memory for copies from a device."""
+    def pin(self, slot: Slot) -> str | None:
+        """Prepare a slot's memory for copies from a device, until the slot is closed. None when
+        that is done, or there is no device; else one line that says why it is not. The slot can be
+        used all the same."""
 
     def load(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
         """Load a proven snapshot; remarks for the journal. Raises LayoutError when it does not fit

@@ -389,6 +389,16 @@ def test_readers_share_a_lock_and_the_writer_waits_for_none(slot: Slot) -> None:
     readers[0].close()
 
 
+def test_who_wants_to_know_is_told_once_while_the_map_is_still_there(tmp_path: Path) -> None:
+    made = Slot.create(MEMORY, tmp_path / "slot-0", 30_000, 5_000)
+    heard = []
+    made.before_close(lambda: heard.append(made.header().state))
+    made.before_close(lambda: heard.append(made.header().state))
+    assert heard == []
+    made.close()
+    assert heard == [SlotState.EMPTY] * 2
+
+
 def test_a_slot_of_another_job_or_rank(slot: Slot) -> None:
     seal(slot, Stamp(5, 1), seed=7)
     header = slot.header()

@@ -238,6 +238,33 @@ def test_whoever_follows_a_killed_agent_ends_its_ranks_and_goes_on_from_memory(
     assert told.data == {"pid": 500, "ended": [11, 12]}
 
 
+def test_whoever_follows_one_that_a_signal_was_to_end_ends_the_job_in_its_place(
+    tmp_path: Path,
+) -> None:
+    room = AgentRoom(tmp_path)
+    room.change(predecessor=Predecessor((499,), 3, SIGTERM))
+    node = Node(room).begin()
+    node.pass_ns(10)
+    assert node.processes.orphans == [499] and node.processes.started == []
+    node.clean_up()
+    assert node.outcome == [128 + SIGTERM] == room.told.last_words
+    [told] = room.journal.of("agent-restarted")
+    assert "ends the job, as a signal was to" in told.why
+    [said] = room.keepers.box.of(JobEnded)
+    assert not said.ok, "the memory stays"
+
+
+def test_restarts_in_vain_wait_longer_each_time(node: Node) -> None:
+    for wait_ns in (0, 0, 0, S_NS, 2 * S_NS):
+        begun = len(node.processes.started)
+        node.end(1, -9)
+        if wait_ns:
+            node.pass_ns(wait_ns - 100)
+            assert len(node.processes.started) == begun
+            node.pass_ns(100)
+        assert len(node.processes.started) == begun + 1
+
+
 def test_what_ranks_suspect_is_told_and_nothing_follows(node: Node) -> None:
     node.connect(0).says(ConnectionSuspect(0, "closed"))
     assert [e.data["rank"] for e in node.room.journal.of("suspicion")] == [0]
@@ -300,6 +327,23 @@ def test_what_fails_on_one_node_restarts_the_others(town: Town) -> None:
     for node in town.nodes:
         assert [place.attempt for place, _, _ in node.processes.started] == [0, 1]
     assert first.processes.killed == [{0}]
+
+
+def test_all_nodes_wait_before_a_restart_when_those_before_it_were_in_vain(town: Town) -> None:
+    second = town.nodes[1]
+    for _ in range(3):
+        second.end(0, -9)
+        town.pass_s(3)
+    assert [len(node.processes.started) for node in town.nodes] == [4, 4]
+    second.end(0, -9)
+    town.pass_s(0.45)  # each node's room moves the time that they share
+    assert [len(node.processes.started) for node in town.nodes] == [4, 4]
+    assert not [key for key in town.table.values if key.startswith("4/")], "nobody has come yet"
+    town.pass_s(3)
+    assert [node.processes.started[-1][0].attempt for node in town.nodes] == [4, 4]
+    for node in town.nodes:
+        *_, told = node.room.journal.of("ranks-restarted")
+        assert " in 1.00 s: the restarts before this one brought no new step" in told.why
 
 
 def test_ranks_that_stay_are_told_where_to_meet_when_the_keeper_knows_the_mesh(

@@ -191,6 +191,34 @@ def test_what_is_told_of_an_attempt_is_heard_by_all_in_the_next(tmp_path: Path) 
     assert all(a.formeds[-1].failures == (FAILURE,) and a.formeds[-1].keep for a in town.agents)
 
 
+def test_all_nodes_wait_out_what_the_verdict_says_before_they_meet(tmp_path: Path) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    town.agents[0].say(replace(AGAIN, wait_ns=20 * S_NS))
+    town.pass_s()
+    for agent in town.agents:
+        agent.join()
+    town.pass_s(19.9)
+    assert [agent.attempt for agent in town.agents] == [0, 0]
+    assert not [key for key in town.table.values if key.startswith("1/")], "nobody has come yet"
+    town.pass_s(3)
+    assert [agent.attempt for agent in town.agents] == [1, 1]
+    town.agents[1].say(AGAIN)
+    town.pass_s()
+    town.form()
+    assert [agent.attempt for agent in town.agents] == [2, 2], "it was for that attempt alone"
+
+
+def test_who_asks_when_the_wait_is_over_does_not_wait_again(tmp_path: Path) -> None:
+    """Nodes take different times to end what still runs."""
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    town.agents[0].say(replace(AGAIN, wait_ns=20 * S_NS))
+    town.pass_s(20)
+    town.form()
+    assert [agent.attempt for agent in town.agents] == [1, 1]
+
+
 @pytest.mark.parametrize("stays", [True, False])
 def test_where_nobody_stays_all_begin_anew(tmp_path: Path, stays: bool) -> None:
     town = Town(tmp_path, nodes=2)
@@ -487,6 +515,59 @@ def test_before_there_is_a_meeting_the_end_is_quick(tmp_path: Path) -> None:
     town.agents[0].rendezvous.close(None, S_NS).when_given(lambda: closed.append(True))
     town.pass_s(1)
     assert closed == [True] and town.agents[0].rendezvous.board(0) is None
+
+
+STOP = Verdict("stop", "told to end", code=143, signum=15)
+
+
+def successor_of(town: Town, killed: Agent) -> Agent:
+    """The agent that follows it, before it has found where the nodes meet."""
+    killed.die()
+    successor = Agent(town, 7)
+    successor.number = killed.number  # its keeper is the same
+    successor.rendezvous.follow(killed.attempt)
+    return successor
+
+
+def test_who_follows_a_killed_agent_to_end_the_job_tells_the_others_first(tmp_path: Path) -> None:
+    """They would wait for its node."""
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    first, second = town.agents
+    successor = successor_of(town, second)
+    closed: list[bool] = []
+    successor.rendezvous.close(STOP, 5 * S_NS).when_given(lambda: closed.append(True))
+    assert closed == [] and first.verdicts == []
+    town.pass_s(3)
+    assert first.verdicts == [STOP] and closed == [True] and successor.verdicts == []
+    town.pass_s(5)
+    assert closed == [True], "once"
+
+
+def test_who_finds_nobody_to_tell_that_the_job_ends_goes_in_time(tmp_path: Path) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    successor = successor_of(town, town.agents[1])
+    successor.rendezvous._opening.cancel()  # nobody answers
+    closed: list[int] = []
+    began_ns = town.time.now_ns
+    answer = successor.rendezvous.close(STOP, 5 * S_NS)
+    answer.when_given(lambda: closed.append(town.time.now_ns - began_ns))
+    town.pass_s(4.9)
+    assert closed == []
+    town.pass_s(3)
+    assert closed == [5 * S_NS]
+
+
+@pytest.mark.parametrize(("follows", "last"), [(0, None), (-1, STOP)])
+def test_who_has_nothing_to_tell_or_follows_nobody_does_not_wait_for_a_meeting(
+    tmp_path: Path, follows: int, last: Verdict | None
+) -> None:
+    agent = Town(tmp_path, nodes=2).agents[0]
+    agent.rendezvous.follow(follows)
+    closed: list[bool] = []
+    agent.rendezvous.close(last, 5 * S_NS).when_given(lambda: closed.append(True))
+    assert closed == [True]
 
 
 @pytest.mark.parametrize("encrypts", [(True, False), (False, True)])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from keepstep.errors import MeetingError
 from keepstep.model.attempts import Verdict
+from keepstep.model.units import S_NS
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest, SingleNode
 from tests.runtime.fakes import AgentRoom
 
@@ -67,6 +68,30 @@ def test_nothing_is_heard_before_the_call_has_returned(tmp_path: Path) -> None:
     agent.rendezvous.ended_well(0, "all ended well")
     agent.room.time.pass_ns()
     assert agent.heard[1:] == [Verdict("done", "all ended well")]
+
+
+def test_the_next_attempt_waits_as_long_as_was_said_and_the_one_after_it_does_not(
+    tmp_path: Path,
+) -> None:
+    agent = Agent(AgentRoom(tmp_path))
+    first = agent.join().place
+    agent.rendezvous.say(first.attempt, Verdict("again", "in vain", wait_ns=2 * S_NS))
+    agent.rendezvous.join(JoinRequest(None))
+    agent.room.time.pass_ns(2 * S_NS - 1)
+    assert len(agent.heard) == 1
+    agent.room.time.pass_ns(1)
+    assert len(agent.heard) == 2
+    agent.rendezvous.say(first.attempt + 1, Verdict("again", "why"))
+    assert agent.join().place.attempt == first.attempt + 2
+
+
+def test_who_closes_while_an_attempt_waits_hears_of_none(tmp_path: Path) -> None:
+    agent = Agent(AgentRoom(tmp_path))
+    agent.rendezvous.say(agent.join().place.attempt, Verdict("again", "in vain", wait_ns=S_NS))
+    agent.rendezvous.join(JoinRequest(None))
+    agent.rendezvous.close(None, 10)
+    agent.room.time.pass_ns(2 * S_NS)
+    assert len(agent.heard) == 1
 
 
 def test_a_place_that_cannot_be_opened_is_told(tmp_path: Path) -> None:

@@ -132,6 +132,43 @@ def test_a_signal_is_passed_on_and_nobody_follows(tmp_path: Path) -> None:
     assert code == 128 + signal.SIGTERM and len(lives) == 1
 
 
+TOLD_TO_END = """
+def told_to_end():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    os.kill(os.getppid(), signal.SIGTERM)
+    signal.sigwait([signal.SIGTERM])
+"""
+
+
+def test_one_that_is_killed_while_a_signal_ends_it_is_followed_to_end_the_job_in_its_place(
+    tmp_path: Path,
+) -> None:
+    """The other nodes may not have heard of the signal."""
+    program = f"""{TOLD_TO_END}
+if PREDECESSOR not in os.environ:
+    report.take_part(7)
+    told_to_end()
+    {DIE}report.say_last_word(143)"""
+    code, (first, second) = run(tmp_path, program)
+    assert code == 128 + signal.SIGTERM
+    told = Predecessor((int(first[3]),), 7, signal.SIGTERM)
+    assert predecessor_of({PREDECESSOR: second[0]}) == told
+
+
+def test_the_signal_is_handed_on_until_somebody_has_ended_the_job(tmp_path: Path) -> None:
+    """Nobody sends it twice."""
+    program = f"""{TOLD_TO_END}
+report.take_part(7)
+if PREDECESSOR not in os.environ:
+    told_to_end()
+{DIE}"""
+    code, (first, *followers) = run(tmp_path, program)
+    assert code == 128 + signal.SIGTERM and len(followers) == 2
+    told = [predecessor_of({PREDECESSOR: life[0]}) for life in followers]
+    lives = [first, followers[0]]
+    assert told == [Predecessor((int(life[3]),), 7, signal.SIGTERM) for life in lives]
+
+
 def test_without_a_supervisor_a_report_is_for_nobody() -> None:
     report = AgentReport({})
     report.take_part(1)

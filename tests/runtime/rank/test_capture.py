@@ -17,12 +17,14 @@ from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_path, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
+from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.errors import IdentityError, MemoryBudgetError
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp
 from keepstep.model.units import GIB, PAGE_BYTES
 from keepstep.model.wire import Part
 from keepstep.runtime.rank.capture import GROW_INLINE_BYTES, Capture, Holdings
 from keepstep.runtime.rank.commit_view import CommitLook, CommitView, PagesOfOneNode
+from tests.edge.torch.fake_locker import FakeLocker
 from tests.runtime.fakes import RankRoom
 
 
@@ -385,3 +387,145 @@ def test_another_worlds_snapshot_is_none_of_this_one_and_another_jobs_is_an_erro
     other.who = type(other.who)("another", 1000, 0, 1, 1)
     with pytest.raises(IdentityError):
         Trainee(tmp_path, other)
+
+
+# -- slots that a device copies into
+
+
+class OnDevice(Trainee):
+    """A rank whose state is on a device. It asserts that nothing is registered twice, or unmapped
+    while it is registered."""
+
+    def __init__(
+        self, home: Path, view: CommitView | None = None, refuses: str | None = None
+    ) -> None:
+        room = RankRoom(home)
+        room.options = replace(room.options, slots=0)
+        self.locker = FakeLocker(refuses)
+        room.live.locks = PageLocks(self.locker)
+        super().__init__(home, room, view)
+
+    def are_locked(self) -> bool:
+        """Whether just the slots that this rank has now are registered."""
+        self.look()
+        slots = [self.capture.slot(index) for index in range(len(self.told.slots))]
+        return self.locker.registered == {slot.payload_address for slot in slots}
+
+    def look(self) -> None:
+        self.locker.look()
+        assert self.locker.wrong == []
+
+    def end(self) -> None:
+        self.close()
+        self.look()
+        assert self.locker.registered == set()
+
+
+def test_slots_are_locked_from_their_making_to_the_end(tmp_path: Path) -> None:
+    trainee = OnDevice(tmp_path).prepare()
+    assert trainee.are_locked()
+    for step in range(5):
+        trainee.room.live.moves = ("state",) if step == 3 else ()  # its slot is voided
+        trainee.step(step)
+    trainee.capture.forget_newer(None)
+    assert trainee.are_locked()
+    made = len(trainee.told.slots)
+    assert [what for what, _ in trainee.locker.calls] == ["register"] * made
+    trainee.end()
+
+
+def test_a_new_life_locks_what_it_adopts(tmp_path: Path) -> None:
+    trainee = OnDevice(tmp_path).prepare()
+    trainee.step(0)
+    trainee.end()
+    again = OnDevice(tmp_path)
+    paths = slot_paths(MEMORY, again.room.options.job_dir, 0)
+    assert len(again.locker.registered) == len(paths) > 0, "before it restores"
+    again.prepare()
+    assert again.are_locked() and again.held.slot_of.keys() == {Stamp(0, 1)}
+    again.step(1)
+    assert again.are_locked() and Stamp(1, 1) in again.snapshots()
+    again.end()
+
+
+@pytest.mark.parametrize("size", [100_000, GROW_INLINE_BYTES + 1])
+def test_a_slot_that_grows_is_unlocked_before_its_old_map_goes(tmp_path: Path, size: int) -> None:
+    trainee = OnDevice(tmp_path).prepare()
+    trainee.room.live.state = bytes(size)
+    for step in range(2):
+        trainee.capture.boundary(Stamp(step, 1), None)
+        trainee.room.settle()
+    assert trainee.capture.counts[0] >= 1 and trainee.are_locked()
+    assert "unregister" in [what for what, _ in trainee.locker.calls]
+    trainee.end()
+
+
+def test_a_slot_that_was_too_small_for_a_new_life_is_replaced(tmp_path: Path) -> None:
+    trainee = OnDevice(tmp_path).prepare()
+    trainee.end()
+    again = OnDevice(tmp_path)
+    again.room.live.state = bytes(1 << 20)
+    again.prepare()
+    assert again.are_locked()
+    again.end()
+
+
+def test_what_the_keeper_has_brought_under_a_slot_s_name_is_locked_instead(tmp_path: Path) -> None:
+    """Else the device would write to pages that nobody reads, and an older step would be sealed."""
+    trainee = OnDevice(tmp_path).prepare()
+    trainee.step(0)
+    path = slot_path(trainee.room.options.job_dir, 0, 1)
+    old = trainee.capture.slot(1)
+    Slot.create(MEMORY, path, old.capacity, old.manifest_capacity).close()
+    run_acts(trainee.capture.look_again())
+    assert trainee.are_locked()
+    for step in range(1, 4):
+        trainee.step(step)
+    assert trainee.snapshots()[Stamp(3, 1)] == state_after(3)
+    trainee.end()
+
+
+@pytest.mark.parametrize("comes_too_late", [False, True])
+def test_one_more_slot_is_locked_and_unlocked_when_nobody_takes_it(
+    tmp_path: Path, comes_too_late: bool
+) -> None:
+    trainee = OnDevice(tmp_path, Behind())
+    trainee.room.live.state = bytes(SMALL_BLOCKS * MEMORY.block_bytes)
+    trainee.prepare()
+    for step in range(2 + FULL_STEPS):
+        trainee.step(step, seals=False)
+        trainee.room.background.run()
+    if comes_too_late:
+        trainee.close()
+    trainee.room.settle()
+    assert [what for what, _ in trainee.locker.calls].count("register") == 3
+    if comes_too_late:
+        trainee.look()
+        assert trainee.locker.registered == set()
+    else:
+        assert "slot-added" in trainee.room.journal.kinds and trainee.are_locked()
+        trainee.end()
+
+
+def test_a_refusal_is_told_once_and_captures_go_on(tmp_path: Path) -> None:
+    trainee = OnDevice(tmp_path, refuses="out of memory (error 2)").prepare()
+    for step in range(3):
+        trainee.step(step)
+    trainee.room.live.state = bytes(100_000)
+    trainee.capture.boundary(Stamp(3, 1), None)
+    trainee.room.settle()
+    [told] = trainee.room.journal.of("slot-unlocked")
+    assert "\n" not in told.why and "rank 0: CUDA does not page-lock slot-0" in told.why
+    assert trainee.capture.counts == (4, 0, 0)
+    assert trainee.snapshots()[Stamp(2, 1)] == state_after(2)
+    assert {what for what, _ in trainee.locker.calls} == {"register"}
+    trainee.end()
+
+
+def test_a_rank_that_fails_under_a_capture_leaves_nothing_locked(tmp_path: Path) -> None:
+    trainee = OnDevice(tmp_path).prepare()
+    trainee.step(0, seals=False)
+    trainee.close()
+    trainee.room.settle()
+    trainee.look()
+    assert trainee.locker.registered == set()

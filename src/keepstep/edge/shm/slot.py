@@ -19,7 +19,7 @@ import contextlib
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,7 @@ class Slot:
         # of a page that was parsed or written here: its checksum as it lies there, what it says
         self._known: tuple[bytes, SlotHeader] | None = None
         self.payload_address = self._region.address + PAGE_BYTES
+        self._before_close: list[Callable[[], None]] = []
 
     @classmethod
     def create(
@@ -403,7 +404,13 @@ class Slot:
     def unlock(self) -> None:
         self._region.unlock()
 
+    def before_close(self, then: Callable[[], None]) -> None:
+        """`then` is called once, by `close`, while the map is still there."""
+        self._before_close.append(then)
+
     def close(self) -> None:
+        while self._before_close:
+            self._before_close.pop()()
         self._region.close()
 
 

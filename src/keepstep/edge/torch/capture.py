@@ -13,8 +13,8 @@ bytes are compared once more, others each time: for what no counter sees (measur
 `fused` updates, `.data`, collectives). A copy that fails one is torn: it is dropped, and the
 tensors that moved are named.
 
-On CUDA the copies run on a side stream into pinned pages, and the fence makes the *device* wait,
-not the trainer.
+On CUDA the copies run on a side stream into page-locked slots (`page_locks.py`), and the fence
+makes the *device* wait, not the trainer.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from keepstep.edge.shm.one_pass import SlotCopy, copy_and_hash
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.looks import VERSION
 from keepstep.edge.torch.operations import Operation
+from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.edge.torch.state import State
 from keepstep.edge.torch.tree import StateItem
 from keepstep.edge.torch.views import write
@@ -58,6 +59,7 @@ class TensorCopy:
     done: threading.Event = field(default_factory=threading.Event)
     # how many copies there were before: each looks at other bytes a second time
     turn: int = 0
+    locks: PageLocks | None = None  # that the slot may have; None without a device
     # lazily copied tensors that changed under the copy
     moved: list[str] = field(default_factory=list)
     copied_bytes: int = 0
@@ -85,8 +87,14 @@ class TensorCopy:
 
     def copy_moving(self) -> None:
         """On the trainer's thread, before the next step begins: whatever could move."""
-        for copies in self.state.copies:
-            self._write(copies.eager)
+        if self._streams and self.locks is not None:
+            self.locks.begin_copy(self.slot)
+        try:
+            for copies in self.state.copies:
+                self._write(copies.eager)
+        except BaseException:  # nobody carries this copy on
+            self._wait_for_device()
+            raise
         # on the device, what follows waits; the trainer does not
         for device, stream in self._streams.items():
             torch.cuda.current_stream(device).wait_stream(stream)
@@ -104,11 +112,18 @@ class TensorCopy:
             self._is_copied = True
         finally:
             self.done.set()
-        for stream in self._streams.values():
-            stream.synchronize()
+            self._wait_for_device()
         self._operation = Operation(*self._thread)
         self._compare(is_last=False)  # a copy that is torn already need not be hashed
         self.copy_ns = time.perf_counter_ns() - began_ns
+
+    def _wait_for_device(self) -> None:
+        try:
+            for stream in self._streams.values():
+                stream.synchronize()
+        finally:  # what raises has ended whatever the device did
+            if self._streams and self.locks is not None:
+                self.locks.end_copy(self.slot)
 
     def settle(self) -> Acts[None]:
         """In the background, after `copy_still`: wait until what the trainer had begun by then is
@@ -244,11 +259,3 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     if device not in _side_streams:
         _side_streams[device] = torch.cuda.Stream(device)
     return _side_streams[device]
-
-
-def pin(slot: Slot) -> bool:
-    """Page-lock a slot's payload for CUDA, so that copies into it run at link speed; False when the
-    driver refuses."""
-    if not torch.cuda.is_initialized():
-        return False
-    return int(torch.cuda.cudart().cudaHostRegister(slot.payload_address, slot.capacity, 0)) == 0

@@ -1,17 +1,24 @@
 """Live state: a PyTorch training as `ports.LiveState`.
 
 Joins what the other modules here do: `state.py` gathers, `capture.py` copies, `restore.py` and
-`checkpoint.py` load and prove, `predict.py` says how much an optimizer will add.
+`checkpoint.py` load and prove, `predict.py` says how much an optimizer will add, `page_locks.py`
+locks slots where the state is on a CUDA device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
 
 from keepstep.config import Settings
 from keepstep.edge.os.machine import proof_threads
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch import capture, predict, restore
+from keepstep.edge.torch.cuda_pages import CudaPages
+from keepstep.edge.torch.page_locks import PageLocks
+from keepstep.edge.torch.parts import parameters_of
 from keepstep.edge.torch.state import Protected, State
 from keepstep.errors import StoreError
 from keepstep.model.layout import Layout
@@ -35,6 +42,7 @@ class TorchState:
         self._world_size = world_size
         self._settings = settings
         self._copies = 0
+        self._locks: PageLocks | None = None  # once some of the state is on a device
 
     def gather(self) -> State:
         return self._protected.gather()
@@ -42,7 +50,7 @@ class TorchState:
     def copy(self, gathered: Gathered, slot: Slot) -> StateCopy:
         assert isinstance(gathered, State)
         self._copies += 1
-        return capture.TensorCopy(gathered, slot, turn=self._copies)
+        return capture.TensorCopy(gathered, slot, turn=self._copies, locks=self._locks)
 
     def copy_eagerly(self, names: Sequence[str]) -> None:
         self._protected.eager_names.update(names)
@@ -60,8 +68,13 @@ class TorchState:
             )
         return payload, MANIFEST_BYTES_PER_TENSOR * tensors, remark
 
-    def pin(self, slot: Slot) -> None:
-        capture.pin(slot)
+    def pin(self, slot: Slot) -> str | None:
+        if self._locks is None:
+            device = cuda_device(self._protected.parts().values())
+            if device is None:
+                return None
+            self._locks = PageLocks(CudaPages(device))
+        return self._locks.lock(slot)
 
     def load(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
         opened = restore.open_snapshot(self._protected, slot, header, layout, proof_threads())
@@ -82,3 +95,19 @@ class TorchState:
 
     def caveats(self) -> list[str]:
         return restore.caveats(self._protected, self._world_size)
+
+
+def cuda_device(parts: Iterable[Any]) -> torch.device | None:
+    """The first CUDA device that a protected module, optimizer or tensor is on."""
+    for part in parts:
+        tensors: Iterable[torch.Tensor] = ()
+        if isinstance(part, torch.nn.Module):
+            tensors = (*part.parameters(), *part.buffers())
+        elif isinstance(part, torch.optim.Optimizer):
+            tensors = parameters_of(part)
+        elif isinstance(part, torch.Tensor):
+            tensors = (part,)
+        for tensor in tensors:
+            if tensor.device.type == "cuda":
+                return tensor.device
+    return None

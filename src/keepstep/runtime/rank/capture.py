@@ -117,6 +117,7 @@ class Capture:
         self._commit_view = view
         self._announce = announce
         self._on_change = on_change
+        self._maker = SlotMaker(world, options, who)
         paths = slot_paths(world.memory, options.job_dir, who.rank)
         self._slots: list[Slot] = [self._open(path) for path in paths]
         self._views: list[SlotView] = [EMPTY_VIEW] * len(self._slots)
@@ -124,7 +125,6 @@ class Capture:
         self._manifest: _Manifest | None = None
         self._under_way: _UnderWay | None = None
         self._cadence = Cadence()
-        self._maker = SlotMaker(world, options, who)
         self._growth = SlotGrowth()
         self._is_adding = False  # one more slot is being made
         self._captured_steps = 0
@@ -137,7 +137,7 @@ class Capture:
 
     def _open(self, path: Path) -> Slot:
         try:
-            return Slot(self._world.memory, path)
+            return self._maker.open(path)
         except DamageError as error:
             why = f"{error}; the slot is made anew"
             self._world.journal.record("damaged", why, rank=self._who.rank)

@@ -1,15 +1,19 @@
 """Slot maker: memory for one rank's slots, within the budget of its machine.
 
-Comes in: how large a slot has to be. Goes out: the plan, and slots that are pre-faulted and pinned.
+Comes in: how large a slot has to be, or where one is. Goes out: the plan, and slots that are ready
+for copies from a device, those made here pre-faulted.
 How many there are, and when, is decided in `core/redundancy/memory_budget.py` and
 `core/resume/slot_growth.py`.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from keepstep.core.redundancy import memory_budget
 from keepstep.edge.shm.slot import Slot, slot_bytes, slot_path
 from keepstep.edge.shm.slot_store import SHELVES
+from keepstep.model.events import WARNING
 from keepstep.model.topology import parse_policy
 from keepstep.ports import Acts
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
@@ -20,6 +24,7 @@ class SlotMaker:
 
     def __init__(self, world: RankWorld, options: RankOptions, who: RankIdentity) -> None:
         self._world, self._options, self._who = world, options, who
+        self._has_told = False  # that a device refuses
 
     def plan(self, payload: int, manifest: int, there: int) -> memory_budget.SlotPlan:
         """For slots of that many bytes, of which so many are there. Raises MemoryBudgetError."""
@@ -56,8 +61,19 @@ class SlotMaker:
         """In place of the one of that number, if there is one. Raises MemoryBudgetError."""
         path = slot_path(self._options.job_dir, self._who.rank, index)
         fresh = Slot.create(self._world.memory, path, payload, manifest)
-        self._world.live.pin(fresh)
-        return fresh
+        return self._pinned(fresh)
+
+    def open(self, path: Path) -> Slot:
+        """One that is there. Raises DamageError, OSError."""
+        return self._pinned(Slot(self._world.memory, path))
+
+    def _pinned(self, slot: Slot) -> Slot:
+        why = self._world.live.pin(slot)
+        if why is not None and not self._has_told:
+            self._has_told = True
+            rank = self._who.rank
+            self._world.journal.record("slot-unlocked", f"rank {rank}: {why}", WARNING, rank=rank)
+        return slot
 
     def one_more(self, index: int, payload: int, manifest: int) -> Acts[Slot | None]:
         """Of that number; None where the budget has no room for it. Raises MemoryBudgetError."""

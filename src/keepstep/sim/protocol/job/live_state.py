@@ -163,7 +163,7 @@ class SimState:
     def coming_bytes(self) -> tuple[int, int, str]:
         return self.gather().payload_bytes, MANIFEST_BYTES, ""
 
-    def pin(self, slot: Slot) -> None:
+    def pin(self, slot: Slot) -> str | None:
         """There is no device."""
 
     def load(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:

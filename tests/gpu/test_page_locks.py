@@ -1,0 +1,130 @@
+"""Page locks on a device: what CUDA says of the pages, and what lies in the file afterwards. Slots
+have to lie in tmpfs: run with `--basetemp` below /dev/shm. Skipped without CUDA."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from keepstep.config import resolve
+from keepstep.edge.os.threads import run_acts
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot
+from keepstep.edge.torch.cuda_pages import CudaPages
+from keepstep.edge.torch.live_state import TorchState
+from keepstep.edge.torch.state import Protected
+from keepstep.model.snapshot import Stamp
+from keepstep.model.units import KIB, MIB
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+NBYTES = 64 * MIB
+
+
+class Training:
+    """One tensor on the device, and slots for it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.tensor = torch.zeros(NBYTES, dtype=torch.uint8, device="cuda")
+        protected = Protected.of({"tensor": self.tensor}, lazy=True)
+        self.live = TorchState(protected, 0, 1, resolve(None, {}, "j"))
+
+    def slot(self, name: str = "slot-0") -> Slot:
+        return Slot.create(MEMORY, self.home / name, NBYTES + MIB, 64 * KIB)
+
+    def save(self, slot: Slot, value: int) -> None:
+        """Whatever the tensor is now, as a capture does it."""
+        self.tensor.fill_(value)
+        gathered = self.live.gather()
+        slot.begin(bytes(16), 0, 1, 1, Stamp(value, 1))
+        copy = self.live.copy(gathered, slot)
+        copy.copy_moving()
+        run_acts(copy.copy_still())
+        run_acts(copy.settle())
+        text = json.dumps(gathered.layout.to_json()).encode()
+        header = slot.write_table(gathered.payload_bytes, text, copy.sums)
+        slot.seal(header, gathered.layout.hash(), 0.0, wall_ns=1)
+
+    def saved(self, name: str = "slot-0") -> set[int]:
+        """The values in the file."""
+        slot = Slot(MEMORY, self.home / name)
+        slot.verify()
+        values = set(bytes(slot.payload[:NBYTES]))
+        slot.close()
+        return values
+
+
+def is_pinned(slot: Slot) -> bool:
+    return torch.frombuffer(slot.payload, dtype=torch.uint8).is_pinned()
+
+
+def test_a_slot_is_locked_until_it_is_closed(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    for _ in range(3):  # each map may lie where the one before it did
+        slot = training.slot()
+        assert not is_pinned(slot) and training.live.pin(slot) is None and is_pinned(slot)
+        training.save(slot, 7)
+        slot.close()
+        assert training.saved() == {7}
+
+
+def test_what_is_mapped_in_place_of_a_replaced_file_gets_the_device_s_bytes(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    first = training.slot()
+    training.live.pin(first)
+    training.save(first, 7)
+    training.slot("other").close()
+    os.replace(tmp_path / "other", tmp_path / "slot-0")
+    first.close()
+    second = Slot(MEMORY, tmp_path / "slot-0")
+    assert training.live.pin(second) is None
+    training.save(second, 8)
+    second.close()
+    assert training.saved() == {8}
+
+
+def test_a_slot_that_is_not_locked_gets_the_device_s_bytes(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    slot = training.slot()
+    training.save(slot, 9)
+    slot.close()
+    assert training.saved() == {9}
+
+
+def test_a_refusal_does_not_reach_the_program_s_next_kernel(tmp_path: Path) -> None:
+    slot = Training(tmp_path).slot()
+    pages = CudaPages(torch.device("cuda", torch.cuda.current_device()))
+    assert pages.register(slot.payload_address, slot.capacity) is None
+    assert "712" in (pages.register(slot.payload_address, slot.capacity) or "")
+    torch.ones(8, device="cuda").add_(1)
+    torch.cuda.synchronize()
+    assert pages.unregister(slot.payload_address) is None
+    slot.close()
+
+
+def test_another_thread_locks_and_unlocks(tmp_path: Path) -> None:
+    """As the one does that makes more slots."""
+    training, slots = Training(tmp_path), []
+
+    def make() -> None:
+        slot = training.slot()
+        assert training.live.pin(slot) is None
+        slots.append(slot)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    [slot] = slots
+    assert is_pinned(slot)
+    closing = threading.Thread(target=slot.close)
+    closing.start()
+    closing.join()
+    fresh = training.slot()
+    assert not is_pinned(fresh)
+    fresh.close()
