@@ -45,7 +45,7 @@ def test_every_kind_comes_and_a_tenth_of_the_deadly_ones_have_a_second() -> None
     both = [turn for turn in rough if len(turn.faults) == 2]
     assert 0.2 < len(both) / len(rough) < 0.4
     for store, kill in (turn.faults for turn in both):
-        assert kill.kind == "kill" and store.for_ms and 0 <= (kill.after_ms or 0) <= store.for_ms
+        assert kill.ends_a_rank and store.for_ms and 0 <= (kill.after_ms or 0) <= store.for_ms
 
 
 def test_another_seed_gives_another_sequence() -> None:

@@ -142,6 +142,9 @@ def _draw_second(rng: random.Random, first: Fault, shape: Shape, kinds: Sequence
         return Fault("kill", rng.randrange(shape.world_size), 0, after_ms=after_ms)
     if first.kind in STORE_KINDS and first.for_ms is not None:
         later_ms = round(rng.uniform(0, first.for_ms), 1)
+        if "kill-node" in kinds and rng.random() < 0.3:
+            node = rng.randrange(shape.nodes)
+            return Fault("kill-node", 0, 0, after_ms=later_ms, nodes=(node,))
         return Fault("kill", rng.randrange(shape.world_size), 0, after_ms=later_ms)
     if "kill-node" in kinds and rng.random() < 0.3:
         return Fault("kill-node", 0, 0, "restore", nodes=(rng.randrange(shape.nodes),))

@@ -416,7 +416,7 @@ class Witness:
 
     def _roughen(self, number: int, fault: Fault) -> Iterator[None]:
         """Until its time is over, somebody has met with it and training has gone on: it does not
-        wait for a store."""
+        wait for a store, unless a lost node has taken more than memory survives."""
         assert self._store is not None and fault.for_ms is not None
         self._is_rough = True
         known, began_step = len(self._store.met()), self.completed_step
@@ -429,7 +429,8 @@ class Witness:
         while (now_ns := time.monotonic_ns()) < until_ns or (now_ns < last_ns and not goes_on):
             yield
             met = len(self._store.met()) - known + self._refused_since(began_ns)
-            goes_on = met > 0 and self.completed_step > began_step + 1
+            has_trained = self.completed_step > began_step + 1
+            goes_on = met > 0 and (has_trained or self._ended_since(began_ns, "kill-node"))
         with self._store.still() as directory:
             self._facts.half += half_checkpoints(directory)
         self._store.heal()
@@ -450,12 +451,10 @@ class Witness:
             os.strerror(errno.ECONNREFUSED) in e.why for e in self.events if e.mono_ns > began_ns
         )
 
-    def _ended_since(self, began_ns: int) -> bool:
-        """Whether another fault has ended a rank, or all have done their last step."""
-        return all(status.phase is Phase.DONE for status in self.living) or any(
-            self._faults[n["fault"]].ends_a_rank and n["mono_ns"] > began_ns
-            for n in self._facts.notes
-        )
+    def _ended_since(self, began_ns: int, kind: str = "") -> bool:
+        """Whether a fault, of that kind if one is said, has ended a rank."""
+        since = [self._faults[n["fault"]] for n in self._facts.notes if n["mono_ns"] > began_ns]
+        return any(f.ends_a_rank and kind in ("", f.kind) for f in since)
 
     # -- what becomes of a fault
 
