@@ -275,3 +275,23 @@ def test_faults_of_one_rank_in_one_step_come_in_their_order(worlds: Any) -> None
     for _ in range(3):
         world.witness.look()
     assert world.told()[2:] == ["about to", "did"] and child.wait(30) == -9
+
+
+def test_a_restore_that_nobody_saw_is_met_when_it_is_over(worlds: Any) -> None:
+    """A busy machine looks too seldom for a restore of some milliseconds."""
+    world: World = worlds("torn:rank=0,step=5", "kill:rank=0,step=5,phase=restore,after=0")
+    journal = FileJournal(world.places[0].journal, "rank 0")
+    journal.record("restored", "from the life before")
+    child = subprocess.Popen(["sleep", "60"])
+    world.says(0, pid=child.pid, step=5, completed_step=4)
+    note(world.attempts, 0, "about to")
+    world.witness.look()
+    note(world.attempts, 0, "did", pid=child.pid)
+    for _ in range(3):
+        world.witness.look()
+    assert world.told() == ["about to", "did"] and child.poll() is None, "it has not restored"
+    journal.record("restored", "step 4 from memory")
+    for _ in range(3):
+        world.witness.look()
+    assert world.told()[2:] == ["about to", "did"] and child.wait(30) == -9
+    journal.close()

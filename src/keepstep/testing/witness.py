@@ -317,8 +317,18 @@ class Witness:
 
     def _is_moment(self, number: int, fault: Fault, status: RankStatus) -> bool:
         if fault.phase == "restore":
-            return status.phase is Phase.RESTORE and any(
-                n["fault"] == number - 1 and n["what"] != "about to" for n in self._facts.notes
+            before = (
+                n["mono_ns"]
+                for n in self._facts.notes
+                if n["fault"] == number - 1 and n["what"] != "about to"
+            )
+            caused_ns = next(before, None)
+            if caused_ns is None:
+                return False
+            # on a busy machine a restore may be over before anybody has looked
+            return status.phase is Phase.RESTORE or any(
+                e.kind == "restored" and e.who == f"rank {fault.rank}" and e.mono_ns > caused_ns
+                for e in self.events
             )
         resting = (Phase.RESTORE, Phase.STARTING, Phase.DONE)
         is_reached = status.step >= fault.step and status.phase not in resting
