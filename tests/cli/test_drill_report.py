@@ -47,6 +47,7 @@ REPORT: dict[str, Any] = {
     "recoveries": [],
     "policy": "copies:2",
     "left_over": [],
+    "half_checkpoints": [],
 }
 
 
@@ -75,6 +76,11 @@ def test_what_was_not_seen_and_what_was_left() -> None:
         DrillFacts("job"), faults=[fault, {**fault, "injected": False}], left_over=["slot-0"]
     )
     assert "not injected" in text and "│ no " in text and "left behind: slot-0" in text
+
+
+def test_half_a_checkpoint_is_told() -> None:
+    text = shown(DrillFacts("job"), half_checkpoints=["/store/step-1: block [0]: another"])
+    assert "half a checkpoint is taken for one: /store/step-1: block [0]: another" in text
 
 
 def test_only_recoveries_that_moved_something_are_told() -> None:

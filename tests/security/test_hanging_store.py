@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from keepstep.runtime.keeper.persister_watch import GIVEN_UP_NS
-from tests.security.rough_store import Roughness
+from keepstep.testing.rough_store import RoughStore
 from tests.security.training import Training, command, stored, until
 
 
 @pytest.mark.soak  # it is given two minutes
 @pytest.mark.timeout(400)
-def test_a_writer_that_stands_still_is_told_of_and_replaced(tmp_path: Path) -> None:
-    rough = Roughness(tmp_path)
-    training = Training(tmp_path / "1", rough.url, **rough.environ, KEEPSTEP_GRACE_S="60")
-    rough.say("stops", "open-wb")
+def test_a_writer_that_stands_still_is_told_of_and_replaced(
+    rough: RoughStore, tmp_path: Path
+) -> None:
+    training = Training(tmp_path / "1", rough.url, **rough.environ(tmp_path), KEEPSTEP_GRACE_S="60")
+    rough.behave("stops", "PUT ")
     training.start(3)
     (stopped, _), *_ = until(rough.met, "the persister, in the middle of its checkpoint")
     told = training.wait_for("persister-stuck")

@@ -8,23 +8,24 @@ import signal
 from pathlib import Path
 
 from keepstep.edge.store.store import Store
-from tests.security.rough_store import Roughness
+from keepstep.testing.rough_store import RoughStore
 from tests.security.training import Training, inspect, stored, until
 
 
-def test_who_wakes_over_its_checkpoint_removes_and_overwrites_nothing(tmp_path: Path) -> None:
+def test_who_wakes_over_its_checkpoint_removes_and_overwrites_nothing(
+    rough: RoughStore, tmp_path: Path
+) -> None:
     """Stopped with all files written, in front of the manifest: of step 3, after one of step 1. The
     successor, on another machine, has written steps 3 to 11, and keeps two."""
-    rough = Roughness(tmp_path)
-    old = Training(tmp_path / "old", rough.url, **rough.environ, EVERY="2")
+    old = Training(tmp_path / "old", rough.url, **rough.environ(tmp_path), EVERY="2")
     old.start(20, held=3)
     old.hold()
-    rough.say("stops", "keepstep.json.tmp")
+    rough.behave("stops", "keepstep.json.tmp")
     old.go_on()
     pid, _ = until(rough.met, "the persister, in the middle of its checkpoint")[0]
     assert stored(rough.directory) == [1]
 
-    new = Training(tmp_path / "new", rough.url, **rough.environ, EVERY="2")
+    new = Training(tmp_path / "new", rough.url, **rough.environ(tmp_path), EVERY="2")
     code, said = new.train(12)
     assert code == 0, said
     assert [event.data["step"] for event in new.events("restored")] == [1]

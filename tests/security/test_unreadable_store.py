@@ -7,41 +7,42 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.rough_store import Roughness
+from keepstep.testing.rough_store import RoughStore
 from tests.security.training import Training, stored, until
 
 
 @pytest.mark.parametrize("about", ["keepstep.json", ".distcp"])
-def test_what_fails_is_tried_again_and_the_job_goes_on(about: str, tmp_path: Path) -> None:
+def test_what_fails_is_tried_again_and_the_job_goes_on(
+    about: str, rough: RoughStore, tmp_path: Path
+) -> None:
     """Whether it is a manifest or the data that cannot be read."""
-    rough = Roughness(tmp_path)
-    training = Training(tmp_path / "1", rough.url, **rough.environ)
+    training = Training(tmp_path / "1", rough.url, **rough.environ(tmp_path))
     code, said = training.train(3)
     assert code == 0 and stored(rough.directory) == [2], said
     training.lose()
-    rough.say("fails", about)
+    rough.behave("fails", about)
     training.start(5)
     until(lambda: len(rough.met()) >= 2, "a second look at a store that fails")
     assert training.process.poll() is None
-    rough.smooth()
+    rough.heal()
     code, said = training.end()
     assert code == 0 and [event.data["step"] for event in training.events("restored")] == [2], said
     assert stored(rough.directory)[0] == 4
 
 
 def test_who_waits_for_a_store_that_hangs_is_told_and_starts_when_it_answers(
+    rough: RoughStore,
     tmp_path: Path,
 ) -> None:
-    rough = Roughness(tmp_path)
-    training = Training(tmp_path / "1", rough.url, **rough.environ)
+    training = Training(tmp_path / "1", rough.url, **rough.environ(tmp_path))
     code, said = training.train(3)
     assert code == 0, said
     training.lose()
-    rough.say("hangs", "ls ")
+    rough.behave("hangs", "LIST ")
     training.start(5)
     told = training.wait_for("store-unreachable").why
     assert "nobody starts before it does" in told and "given up after 300 s" in told
-    rough.smooth()
+    rough.heal()
     code, said = training.end()
     assert code == 0 and "the store has not answered for" in said, said
     assert [event.data["step"] for event in training.events("restored")] == [2]

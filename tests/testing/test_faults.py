@@ -17,6 +17,7 @@ from keepstep.testing.faults import (
     PHASES,
     PLACES,
     PROTECT,
+    STORE_KINDS,
     Fault,
     check,
     draw,
@@ -47,7 +48,7 @@ def faults(draw_: st.DrawFn) -> Fault:
             nodes,
             for_ms,
         )
-    if kind == ETCD_RESTART:
+    if kind in (ETCD_RESTART, *STORE_KINDS):
         return Fault(
             kind,
             rank,
@@ -104,6 +105,10 @@ def test_defaults() -> None:
         ("kill-node:node=1+,step=1", "node= a whole number", "''"),
         ("link-down:node=1,step=1", "for=", "none"),
         ("etcd-restart:step=1", "for=", "none"),
+        ("store-hangs:step=1", "for=", "none"),
+        ("store-slow:step=1,for=long", "a whole number, 0 or more", "'long'"),
+        ("store-flaky:step=1,for=9,phase=seal,after=5", "phase=forward or restore", "phase=seal"),
+        ("store-refuses:node=1,step=1,for=9", "rank=, step=", "'node=1'"),
     ],
 )
 def test_a_wrong_spec_names_expected_and_found(text: str, expected: str, found: str) -> None:

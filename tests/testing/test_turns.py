@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.errors import ConfigError
-from keepstep.testing.faults import ETCD_RESTART, check
+from keepstep.testing.faults import ETCD_RESTART, STORE_KINDS, check
 from keepstep.testing.turns import MOST_GAP_MS, WEIGHTS, Shape, draw_turns, possible
 
 SHAPES = st.builds(Shape, st.integers(2, 5), st.integers(1, 4), st.just(150.0), st.just(3000.0))
@@ -27,7 +27,8 @@ def test_a_seed_gives_one_sequence_and_it_fits_the_job(seed: int, shape: Shape) 
         assert {fault.step for fault in faults} == {7} and 1 <= len(faults) <= 2
         check(faults, shape.nproc, 8, shape.nodes, etcd=True)
         first, *second = faults
-        assert not second or first.ends_a_rank or first.kind == "keeper-kill"
+        has_second = first.ends_a_rank or first.kind in ("keeper-kill", *STORE_KINDS)
+        assert has_second or not second
         assert all(fault.ends_a_rank for fault in second)
 
 
@@ -40,6 +41,11 @@ def test_every_kind_comes_and_a_tenth_of_the_deadly_ones_have_a_second() -> None
     assert min(f for f in flaps if f) < 1500 and max(f for f in flaps if f) > 3500, (
         "some links come back in time, some do not"
     )
+    rough = [turn for turn in turns if turn.faults[0].kind in STORE_KINDS]
+    both = [turn for turn in rough if len(turn.faults) == 2]
+    assert 0.2 < len(both) / len(rough) < 0.4
+    for store, kill in (turn.faults for turn in both):
+        assert kill.ends_a_rank and store.for_ms and 0 <= (kill.after_ms or 0) <= store.for_ms
 
 
 def test_another_seed_gives_another_sequence() -> None:
@@ -49,7 +55,7 @@ def test_another_seed_gives_another_sequence() -> None:
 
 
 def test_what_can_be_done_here() -> None:
-    everywhere = {"kill", "stop", "torn", "keeper-kill", "agent-kill", "flip"}
+    everywhere = {"kill", "stop", "torn", "keeper-kill", "agent-kill", "flip", *STORE_KINDS}
     assert set(possible("", 1, namespaces=False, small_store=False, etcd=False)) == everywhere
     assert set(possible("", 2, namespaces=True, small_store=True, etcd=True)) == set(WEIGHTS)
     assert possible("torn,kill", 1, namespaces=False, small_store=False, etcd=False) == (

@@ -111,6 +111,7 @@ SUCCEEDED = event(11, "agent-restarted", "process 9 takes over", "agent")
 DAMAGED = event(11, "damaged", "/arena/slot-1: damaged")
 ADOPTED = event(11, "keeper-started", "adopted", pid=6)
 NO_SPACE = event(11, "persist-failed", "No space left on device")
+WRITTEN = event(12, "persisted", "step 19, after 100 ms", step=19)
 RESUMED = event(12, "resumed", "from memory", step=19, source="memory", lost_steps=0)
 
 COMPLETE: dict[str, tuple[list[str], list[Event], dict[str, Any]]] = {
@@ -131,6 +132,11 @@ COMPLETE: dict[str, tuple[list[str], list[Event], dict[str, Any]]] = {
         {},
     ),
     "link-down:node=1,step=20,for=500": (["the link of node 1 was down for 500.1 ms"], [], {}),
+    "store-flaky:step=20,for=500": (
+        ["in 501 ms 3 requests or acts met with it", "training went on from step 3 to 9 meanwhile"],
+        [WRITTEN],
+        {},
+    ),
 }
 
 
@@ -155,6 +161,23 @@ def test_each_kind_needs_all_its_evidence(spec: str) -> None:
         assert not is_seen([s for s in sightings if s != missing], events), missing
     for gone in events:
         assert not is_seen(sightings, [e for e in events if e is not gone]), gone
+
+
+def test_what_is_written_while_a_store_is_rough_does_not_show_that_it_has_healed() -> None:
+    notes = [told(0, "about to", 10, phase="forward", step=20), told(0, "did", 10)]
+    fault = parse("store-slow:step=20,for=500")
+    found = facts(notes=notes, events=[WRITTEN], sightings={0: ["1 met with it", "meanwhile"]})
+    assert verdict(fault, found)["faults"][0]["seen"]
+    found.notes.append(told(0, "ended", 13))
+    assert not verdict(fault, found)["faults"][0]["seen"]
+
+
+def test_half_a_checkpoint_proves_nothing_unless_a_fault_made_it() -> None:
+    kill, flip = parse("kill:step=20,phase=seal"), parse("flip:step=30,where=store")
+    found = facts(half=["step-1: block 0: another checksum"])
+    report = verdict(kill, found)
+    assert not report["proved"] and report["half_checkpoints"] == found.half
+    assert judge([kill, flip], found, facts().hash)["half_checkpoints"] == []
 
 
 def test_only_a_flip_may_cost_more_than_one_step() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from keepstep.config import job_dir_of
+from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import StatusPage
@@ -22,6 +23,7 @@ from keepstep.testing import witness as witness_module
 from keepstep.testing.crew import CrewPlace
 from keepstep.testing.faults import parse
 from keepstep.testing.injector import note
+from keepstep.testing.rough_store import BUCKET, RoughStore
 from keepstep.testing.witness import DrillFacts, Witness
 
 
@@ -48,7 +50,7 @@ class Lost:
 class World:
     """Four nodes with a rank each, and a witness of some faults."""
 
-    def __init__(self, tmp_path: Path, *faults: str) -> None:
+    def __init__(self, tmp_path: Path, *faults: str, store: RoughStore | None = None) -> None:
         self.places = [
             CrewPlace(job_dir_of(tmp_path / f"node-{n}", "job"), tmp_path / f"journal-{n}")
             for n in range(4)
@@ -57,7 +59,13 @@ class World:
         self.nodes = Lost(self.places)
         self.pages: dict[tuple[int, int], StatusPage] = {}
         self.witness = Witness(
-            tuple(parse(f) for f in faults), 1, self.facts, self.places, self.attempts, self.nodes
+            tuple(parse(f) for f in faults),
+            1,
+            self.facts,
+            self.places,
+            self.attempts,
+            self.nodes,
+            store,
         )
 
     def says(self, rank: int, node: int | None = None, **fields: Any) -> None:
@@ -93,8 +101,8 @@ def worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(witness_module, "SEARCH_S", 0.0)
     made: list[World] = []
 
-    def make(*faults: str) -> World:
-        made.append(World(tmp_path, *faults))
+    def make(*faults: str, store: RoughStore | None = None) -> World:
+        made.append(World(tmp_path, *faults, store=store))
         for place in made[0].places:
             place.job_dir.mkdir(parents=True)
         return made[0]
@@ -210,6 +218,50 @@ def test_a_link_goes_down_and_up(worlds: Any) -> None:
     assert world.facts.sightings[0][0].startswith("the link of node 3 was down for")
 
 
+def test_a_store_is_rough_until_it_is_met_and_training_went_on(
+    worlds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RoughStore(tmp_path / "store") as store:
+        faults = (f"store-{how}:step=5,for=0" for how in ("refuses", "slow"))
+        world: World = worlds(*faults, store=store)
+
+        def trains(step: int) -> None:
+            world.says(0, step=step + 1, completed_step=step)
+            for _ in range(3):
+                world.witness.look()
+
+        trains(5)
+        assert world.told() == ["about to", "did"], "one after the other"
+        trains(7)
+        assert len(world.told()) == 2, "nobody has met with it"
+        journal = FileJournal(world.places[0].journal, "keeper")
+        journal.record("persist-failed", "[Errno 111] Connection refused")
+        trains(7)
+        assert world.told() == ["about to", "did", "ended", "about to", "did"]
+        assert store.meet(1, f"GET {BUCKET}/a") == "done"
+        trains(8)
+        assert len(world.told()) == 5, "one step may have been under way"
+        monkeypatch.setattr(witness_module, "ROUGH_S", 0.0)
+        trains(9)
+        assert world.told()[5:] == ["ended"] and world.facts.half == []
+        met, went_on = world.facts.sightings[0]
+        assert "1 requests or acts met with it" in met
+        assert went_on == "training went on from step 5 to 7 meanwhile"
+        journal.close()
+
+
+def test_a_training_that_waits_for_the_store_is_seen(
+    worlds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(witness_module, "ROUGH_S", 0.0)
+    with RoughStore(tmp_path / "store") as store:
+        world: World = worlds("store-slow:step=5,for=0", store=store)
+        world.says(0, step=5, completed_step=4)
+        for _ in range(5):
+            world.witness.look()
+        assert world.told() == ["about to", "did", "ended"] and world.facts.sightings == {}
+
+
 def test_faults_of_one_rank_in_one_step_come_in_their_order(worlds: Any) -> None:
     """The one before may have to wait for what it needs: the next keeper, say."""
     world: World = worlds("keeper-kill:rank=0,step=5", "kill:rank=0,step=5,after=0")
@@ -223,3 +275,23 @@ def test_faults_of_one_rank_in_one_step_come_in_their_order(worlds: Any) -> None
     for _ in range(3):
         world.witness.look()
     assert world.told()[2:] == ["about to", "did"] and child.wait(30) == -9
+
+
+def test_a_restore_that_nobody_saw_is_met_when_it_is_over(worlds: Any) -> None:
+    """A busy machine looks too seldom for a restore of some milliseconds."""
+    world: World = worlds("torn:rank=0,step=5", "kill:rank=0,step=5,phase=restore,after=0")
+    journal = FileJournal(world.places[0].journal, "rank 0")
+    journal.record("restored", "from the life before")
+    child = subprocess.Popen(["sleep", "60"])
+    world.says(0, pid=child.pid, step=5, completed_step=4)
+    note(world.attempts, 0, "about to")
+    world.witness.look()
+    note(world.attempts, 0, "did", pid=child.pid)
+    for _ in range(3):
+        world.witness.look()
+    assert world.told() == ["about to", "did"] and child.poll() is None, "it has not restored"
+    journal.record("restored", "step 4 from memory")
+    for _ in range(3):
+        world.witness.look()
+    assert world.told()[2:] == ["about to", "did"] and child.wait(30) == -9
+    journal.close()

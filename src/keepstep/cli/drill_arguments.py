@@ -44,7 +44,8 @@ class DrillArguments:
     fault: list[str] | None = argument(
         None,
         "A fault, as KIND:rank=R,step=S,phase=P[,where=arena|store][,after=MS]; of nodes, as "
-        "KIND:node=N[+N],step=S,phase=P[,after=MS][,for=MS]. May be given several times. "
+        "KIND:node=N[+N],step=S,phase=P[,after=MS]; a link, etcd or the store is away or rough for "
+        "a time: ,for=MS. May be given several times. "
         f"Kinds: {', '.join(KINDS)}. Phases: {', '.join((*PHASES, PROTECT))}.",
         panel=FAULTS,
         metavar="FAULT",
@@ -116,7 +117,8 @@ class DrillArguments:
     )
     store: Path | None = argument(
         None,
-        "Directory for checkpoints. Default: a fresh one, if a fault needs it.",
+        "Directory for checkpoints. Default: a fresh one, if a fault needs it. Where a fault is "
+        "the store's own, the job reaches it through a server that the drill starts.",
         panel=PLACE,
         metavar="DIR",
     )

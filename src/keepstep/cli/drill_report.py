@@ -96,6 +96,8 @@ def _sentences(report: dict[str, Any]) -> Iterator[str]:
     yield f"hash, undisturbed   {report['expected_hash']}"
     yield _totals(report)
     yield from _recoveries(report)
+    for why in report["half_checkpoints"]:
+        yield f"[red]half a checkpoint is taken for one:[/] {escape(why)}"
     if report["left_over"]:
         yield f"[red]left behind:[/] {', '.join(report['left_over'])}"
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from keepstep.errors import ConfigError
 from keepstep.testing.conductor import LINK_DEAD_S, Drill, can_mount, conduct, reference
 from keepstep.testing.etcd import MISSING
+from keepstep.testing.faults import STORE_KINDS
 from keepstep.testing.network import why_no_namespaces
 from keepstep.testing.soak import Soak
 from keepstep.testing.tally import tally
@@ -44,6 +45,7 @@ def make(order: Drill, seconds: float, kinds: str) -> Soak:
         draw_turns(order.seed, shape, drawn),
         protects=order.nodes > 1 and order.policy != "none",
         fills_store="full" in drawn,
+        roughens_store=not set(drawn).isdisjoint(STORE_KINDS),
     )
 
 

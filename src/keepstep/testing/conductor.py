@@ -31,9 +31,10 @@ from keepstep.testing import network
 from keepstep.testing.allowance import allow
 from keepstep.testing.crew import Alone, Crew, CrewPlace, Several, launch
 from keepstep.testing.etcd import Members
-from keepstep.testing.faults import Fault, to_plan
+from keepstep.testing.faults import STORE_KINDS, Fault, to_plan
 from keepstep.testing.lab import Lab, owner_of
 from keepstep.testing.lines import Lines
+from keepstep.testing.rough_store import RoughStore, half_checkpoints
 from keepstep.testing.soak import Soak
 from keepstep.testing.witness import DrillFacts, Witness
 
@@ -171,6 +172,7 @@ class _DrillRun:
         self.phases = self.room / "phases.jsonl" if drill.measures else None
         self.results.mkdir(parents=True)
         self.store = None if drill.store is None else drill.store / facts.job
+        self.rough: RoughStore | None = None
         self.deadly = (
             sum(f.ends_a_rank or f.kind == "link-down" for f in drill.faults)
             if soak is None
@@ -183,6 +185,7 @@ class _DrillRun:
         with ExitStack() as stack:
             log = stack.enter_context(open(self.room / "job.log", "ab"))
             if self.drill.nodes == 1:
+                self._serve_store(stack)
                 crew: Crew = self._alone(log)
                 several = None
             else:
@@ -191,9 +194,16 @@ class _DrillRun:
                 )
                 stack.callback(self._look_for, lab)  # once it has ended
                 stack.enter_context(lab)
+                self._serve_store(stack, lab.network.host)
                 crew = several = self._several(lab, log, self._start_etcd(stack, lab))
             witness = Witness(
-                self.drill.faults, self.drill.nproc, self.facts, crew.places, self.attempts, several
+                self.drill.faults,
+                self.drill.nproc,
+                self.facts,
+                crew.places,
+                self.attempts,
+                several,
+                self.rough,
             )
             self._write_plan(crew)
             if self.soak is not None:
@@ -281,6 +291,13 @@ class _DrillRun:
         command = self._command(["--nnodes", str(self.drill.nodes), *meeting])
         return Several(self.facts.job, lab, command, self._environ(), log, etcd)
 
+    def _serve_store(self, stack: ExitStack, host: str = "127.0.0.1") -> None:
+        """Where a fault is the store's, the job reaches it over a server that can be told so."""
+        kinds = {fault.kind for fault in self.drill.faults}
+        roughens = bool(self.soak and self.soak.roughens_store) or not kinds.isdisjoint(STORE_KINDS)
+        if self.store is not None and roughens:
+            self.rough = stack.enter_context(RoughStore(self.store, host, self.drill.seed))
+
     def _start_etcd(self, stack: ExitStack, lab: Lab) -> Members | None:
         """Outside of all nodes, as the other meeting point is."""
         if not self.drill.etcd:
@@ -301,7 +318,9 @@ class _DrillRun:
         ]
         words += ["--results", self.results, "--plan", self.room / "plan.json"]
         if self.store is not None:
-            words += ["--persist-every", drill.persist_every, "--persist-s", drill.persist_s]
+            # no step waits for a store that is rough on purpose
+            persist_s = drill.persist_s if self.rough is None else 0.0
+            words += ["--persist-every", drill.persist_every, "--persist-s", persist_s]
         if self.soak is not None or drill.stop_step is not None:
             words += ["--until", self.until]
         options += ["--nproc-per-node", str(drill.nproc), "--max-restarts", str(self.deadly + 3)]
@@ -309,9 +328,10 @@ class _DrillRun:
 
     def _environ(self) -> dict[str, str]:
         """On several nodes each has its own arena_dir and state_dir in place of these."""
+        url = None if self.store is None else str(self.store)
         config = Config(
             job=self.facts.job,
-            store=None if self.store is None else str(self.store),
+            store=url if self.rough is None else self.rough.url,
             persist_every_steps=0,
             arena_dir=str(self.drill.arena_dir),
             state_dir=str(self.drill.work),
@@ -327,6 +347,7 @@ class _DrillRun:
             "OMP_NUM_THREADS": "1",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             **config.to_env(),
+            **({} if self.rough is None else self.rough.environ(self.room)),
         }
 
     # -- ending
@@ -352,6 +373,8 @@ class _DrillRun:
         for status in witness.statuses.values():
             for name in facts.counts:
                 facts.counts[name] += getattr(status, name)
+        if self.rough is not None:
+            facts.half += half_checkpoints(self.rough.directory)
         facts.log = (self.room / "job.log").read_text(errors="replace")
         facts.phases = [] if self.phases is None else Lines(self.phases).new()
 

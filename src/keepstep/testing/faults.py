@@ -17,6 +17,9 @@ from keepstep.errors import ConfigError
 NODE_KINDS = ("kill-node", "link-down")  # what happens to whole nodes: needs more than one
 AGENT_KILL = "agent-kill"  # of `keepstep run`, whose steward starts another one
 ETCD_RESTART = "etcd-restart"  # what happens to the etcd the nodes meet over
+# what happens to the store of checkpoints: connections are refused, answers are late, do not come
+# until it heals, fail now and then
+STORE_KINDS = ("store-refuses", "store-slow", "store-hangs", "store-flaky")
 KINDS = (
     "kill",
     "stop",
@@ -27,8 +30,9 @@ KINDS = (
     "full",
     *NODE_KINDS,
     ETCD_RESTART,
+    *STORE_KINDS,
 )
-LASTING = ("link-down", ETCD_RESTART)
+LASTING = ("link-down", ETCD_RESTART, *STORE_KINDS)
 PHASES = ("forward", "backward", "update", "capture", "seal", "persist", "restore")
 # a snapshot is sealed and on its way to other nodes: seen from outside, so only what happens to
 # nodes can wait for it
@@ -51,7 +55,7 @@ class Fault:
     where: `arena` or `store`, for the kinds that can be in either.
     nodes: for what happens to nodes, all at once, by the job's own numbers; the moment is that of
         the first one's first rank.
-    for_ms: how long a link, or etcd, stays away.
+    for_ms: how long a link, or etcd, stays away; at least how long a store is rough.
     """
 
     kind: str
@@ -77,14 +81,18 @@ class Fault:
         and waits."""
         return (
             self.phase == PROTECT
-            or self.kind == ETCD_RESTART
+            or self.kind in (ETCD_RESTART, *STORE_KINDS)
             or (self.after_ms is not None and not self.nodes)
         )
 
     @property
     def needs_store(self) -> bool:
         """Lost nodes may be more than memory survives."""
-        return self.where == "store" or self.phase == "persist" or self.kind == "kill-node"
+        return (
+            self.where == "store"
+            or self.phase == "persist"
+            or self.kind in ("kill-node", *STORE_KINDS)
+        )
 
     def __str__(self) -> str:
         whom = f"node={'+'.join(map(str, self.nodes))}" if self.nodes else f"rank={self.rank}"
@@ -96,7 +104,7 @@ class Fault:
 
 def parse(text: str) -> Fault:
     """`kind:rank=R,step=S,phase=P[,where=arena|store][,after=MS]`, for nodes
-    `kind:node=N[+N],...[,for=MS]`. Raises ConfigError."""
+    `kind:node=N[+N],...`; what lasts has `,for=MS` besides. Raises ConfigError."""
     kind, _, rest = text.partition(":")
     if kind not in KINDS:
         raise ConfigError(f"fault {text!r}: expected one of {', '.join(KINDS)}, found {kind!r}")
@@ -168,6 +176,7 @@ def _checked(text: str, fault: Fault) -> Fault:
         "keeper-kill",
         AGENT_KILL,
         ETCD_RESTART,
+        *STORE_KINDS,
     ) and fault.phase in ("forward", "restore")
     if fault.after_ms is not None and not (fault.nodes or by_outsider):
         raise ConfigError(

@@ -22,7 +22,7 @@ from keepstep.model.snapshot import Phase, RankStatus
 from keepstep.model.units import MS_NS, S_NS, human_ns
 from keepstep.testing import lines
 from keepstep.testing.allowance import allow
-from keepstep.testing.faults import AGENT_KILL, Fault, to_plan
+from keepstep.testing.faults import AGENT_KILL, STORE_KINDS, Fault, to_plan
 from keepstep.testing.memory import in_words
 from keepstep.testing.turns import DrillTurn, Shape
 from keepstep.testing.witness import DrillFacts, Witness
@@ -55,8 +55,10 @@ class Soak:
         turns: Iterator[DrillTurn],
         protects: bool,
         fills_store: bool = False,
+        roughens_store: bool = False,
     ) -> None:
-        self.seconds, self.fills_store = seconds, fills_store
+        self.seconds = seconds
+        self.fills_store, self.roughens_store = fills_store, roughens_store
         self._shape, self._turns, self._protects = shape, turns, protects
         self.faults: list[Fault] = []
         self.passed: list[Passed] = []
@@ -204,7 +206,9 @@ class Soak:
             return self._newest("keeper-started", self._noted(number, "about to")[0]) is not None
         if kind == AGENT_KILL:
             return self._newest("agent-restarted", self._noted(number, "about to")[0]) is not None
-        return kind != "full" or self._newest("persisted", settled_ns) is not None
+        if kind not in ("full", *STORE_KINDS):
+            return True
+        return self._newest("persisted", settled_ns) is not None
 
     def _newest(self, kind: str, since_ns: int) -> Event | None:
         found = (

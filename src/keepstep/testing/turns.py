@@ -12,7 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from keepstep.errors import ConfigError
-from keepstep.testing.faults import AGENT_KILL, ETCD_RESTART, NODE_KINDS, PHASES, PROTECT, Fault
+from keepstep.testing.faults import (
+    AGENT_KILL,
+    ETCD_RESTART,
+    NODE_KINDS,
+    PHASES,
+    PROTECT,
+    STORE_KINDS,
+    Fault,
+)
 
 # How often, in relation to each other.
 WEIGHTS = {
@@ -20,18 +28,28 @@ WEIGHTS = {
     **{"keeper-kill": 3, AGENT_KILL: 2},
     **{"full": 1, ETCD_RESTART: 2},
     **{"kill-node": 4, "link-down": 2},
+    **dict.fromkeys(STORE_KINDS, 1),
 }
 SECOND_RATIO = 0.1  # of the turns hold a second fault, while the first one is being recovered from
 # a keeper's death alone costs little: a rank goes too, while the next one adopts
 SECOND_AFTER_KEEPER_RATIO = 0.5
+# ranks that die while the store is rough come back from memory
+SECOND_WITH_STORE_RATIO = 0.3
+SHORTEST_ROUGH_MS, LONGEST_ROUGH_MS = 500.0, 6000.0
 MEAN_GAP_MS, MOST_GAP_MS = 800.0, 5000.0  # now and then long enough for a process to stand by again
 LONG_FLAP_RATIO = 0.3  # of the links stay away for longer than it takes to be given up
+
+
+SECOND_RATIOS = {
+    "keeper-kill": SECOND_AFTER_KEEPER_RATIO,
+    **dict.fromkeys(STORE_KINDS, SECOND_WITH_STORE_RATIO),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class DrillTurn:
     """Wait so long after the last recovery; then the first fault, and the second one during its
-    recovery. `at` fills in their step."""
+    recovery, or while it lasts. `at` fills in their step."""
 
     gap_ms: float
     faults: tuple[Fault, ...]
@@ -79,13 +97,7 @@ def draw_turns(seed: int, shape: Shape, kinds: Sequence[str]) -> Iterator[DrillT
     while True:
         gap_ms = round(min(rng.expovariate(1 / MEAN_GAP_MS), MOST_GAP_MS), 1)
         first = _draw(rng, rng.choices(list(kinds), weights)[0], shape)
-        ratio = (
-            SECOND_AFTER_KEEPER_RATIO
-            if first.kind == "keeper-kill"
-            else SECOND_RATIO
-            if first.ends_a_rank
-            else 0.0
-        )
+        ratio = SECOND_RATIO if first.ends_a_rank else SECOND_RATIOS.get(first.kind, 0.0)
         second = (_draw_second(rng, first, shape, kinds),) if rng.random() < ratio else ()
         yield DrillTurn(gap_ms, (first, *second))
 
@@ -116,6 +128,9 @@ def _draw(rng: random.Random, kind: str, shape: Shape) -> Fault:
         return replace(one, rank=0, nodes=(rng.randrange(shape.nodes),), for_ms=for_ms)
     if kind == ETCD_RESTART:
         return replace(one, rank=0, phase="forward", for_ms=round(rng.uniform(0, 2000), 1))
+    if kind in STORE_KINDS:
+        for_ms = round(rng.uniform(SHORTEST_ROUGH_MS, LONGEST_ROUGH_MS), 1)
+        return replace(one, rank=0, phase="forward", for_ms=for_ms)
     return one if after_ms is None else replace(one, phase="forward", after_ms=after_ms)
 
 
@@ -125,6 +140,12 @@ def _draw_second(rng: random.Random, first: Fault, shape: Shape, kinds: Sequence
     after_ms = round(rng.uniform(0, 60), 1)
     if first.kind == "keeper-kill":
         return Fault("kill", rng.randrange(shape.world_size), 0, after_ms=after_ms)
+    if first.kind in STORE_KINDS and first.for_ms is not None:
+        later_ms = round(rng.uniform(0, first.for_ms), 1)
+        if "kill-node" in kinds and rng.random() < 0.3:
+            node = rng.randrange(shape.nodes)
+            return Fault("kill-node", 0, 0, after_ms=later_ms, nodes=(node,))
+        return Fault("kill", rng.randrange(shape.world_size), 0, after_ms=later_ms)
     if "kill-node" in kinds and rng.random() < 0.3:
         return Fault("kill-node", 0, 0, "restore", nodes=(rng.randrange(shape.nodes),))
     return Fault(

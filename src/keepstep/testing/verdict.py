@@ -19,7 +19,7 @@ from keepstep.core.redundancy.survival import out_of_reach
 from keepstep.model.events import Event
 from keepstep.model.topology import Auto, parse_policy, topology
 from keepstep.model.units import S_NS
-from keepstep.testing.faults import AGENT_KILL, ETCD_RESTART, Fault
+from keepstep.testing.faults import AGENT_KILL, ETCD_RESTART, STORE_KINDS, Fault
 from keepstep.testing.witness import DrillFacts
 
 DAMAGE = ("damaged", "checkpoint-damaged", "restore-failed", "slot-voided")
@@ -62,8 +62,11 @@ def judge(faults: Sequence[Fault], facts: DrillFacts, expected_hash: str | None)
     ordinary = [r for r in found if r.covered and not by_flip.intersection(r.causes)]
     recovered = facts.exit_code == 0 and facts.hash is not None
     bit_equal = recovered and facts.hash == expected_hash
+    # what a fault has damaged on purpose is damaged
+    half = [] if any(f.kind == "flip" and f.where == "store" for f in faults) else facts.half
+    all_seen = all(f["seen"] for f in seen)
     return {
-        "proved": bit_equal and all(f["seen"] for f in seen) and not facts.left_over,
+        "proved": bit_equal and all_seen and not facts.left_over and not half,
         "recovered": recovered,
         "bit_equal": bit_equal,
         "lost_steps": [r.lost_steps for r in found],
@@ -82,6 +85,7 @@ def judge(faults: Sequence[Fault], facts: DrillFacts, expected_hash: str | None)
         "recoveries": [asdict(r) for r in found],
         **facts.counts,
         "left_over": facts.left_over,
+        "half_checkpoints": half,
         "job": facts.job,
         "exit_code": facts.exit_code,
     }
@@ -133,6 +137,10 @@ def _evidence(
         return [saw("was down for")]
     if fault.kind == ETCD_RESTART:
         return [saw("was away for")]
+    if fault.kind in STORE_KINDS:
+        ended_ns = max(int(n["mono_ns"]) for n in notes)
+        written = (e for e in after if e.kind == "persisted" and e.mono_ns > ended_ns)
+        return [saw("met with it"), saw("meanwhile"), _say(written)]
     if fault.kind == "kill-node":
         return [saw("are gone"), saw("the memory"), _say(e for e in after if e.kind == "resumed")]
     if fault.kind == "keeper-kill":

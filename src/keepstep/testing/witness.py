@@ -8,6 +8,7 @@ and follows; `look` advances them all. Never speaks to the job.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import signal
@@ -26,15 +27,17 @@ from keepstep.edge.shm.status_page import StatusPage, status_path
 from keepstep.errors import ConfigError, DamageError
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp
-from keepstep.model.units import MS_NS, human_ns
+from keepstep.model.units import MS_NS, S_NS, human_ns
 from keepstep.testing.crew import CrewPlace
-from keepstep.testing.faults import AGENT_KILL, ETCD_RESTART, PROTECT, Fault
+from keepstep.testing.faults import AGENT_KILL, ETCD_RESTART, PROTECT, STORE_KINDS, Fault
 from keepstep.testing.injector import ASKS, kill_agent, kill_keeper, note
 from keepstep.testing.lines import Lines
 from keepstep.testing.processes import is_dead, process_state
+from keepstep.testing.rough_store import BEHAVIOURS, RoughStore, half_checkpoints
 
 STOPPED_S = 0.3  # how long a stopped rank stays before it is killed
 SEARCH_S = 0.02  # how often new ranks are looked for
+ROUGH_S = 30.0  # how long a rough store waits for somebody to meet it, and for training to go on
 
 
 @dataclass
@@ -42,7 +45,8 @@ class DrillFacts:
     """What was seen. `cannot`: faults that could not be done, and why. `sightings`: what the
     witness saw of each fault itself. `protected_ns`: when, in each epoch, everything was first seen
     to lie on as many nodes as the policy asks for; `committed`: every such moment, as (epoch, step,
-    time). `phases`: a stopwatch's lines."""
+    time). `phases`: a stopwatch's lines. `half`: of checkpoints that count in the store, and are
+    not whole, what is wrong."""
 
     job: str
     nodes: int = 1
@@ -63,6 +67,7 @@ class DrillFacts:
     protected_ns: dict[int, int] = field(default_factory=dict)
     committed: list[tuple[int, int, int]] = field(default_factory=list)
     phases: list[dict[str, Any]] = field(default_factory=list)
+    half: list[str] = field(default_factory=list)
     log: str = ""
 
     @property
@@ -98,8 +103,10 @@ class Witness:
         places: Sequence[CrewPlace],
         attempts: Path,
         nodes: Nodes | None = None,
+        store: RoughStore | None = None,
     ) -> None:
         self._faults, self._nproc, self._facts = list(faults), nproc, facts
+        self._store, self._is_rough = store, False
         self.places, self._attempts, self._nodes = places, attempts, nodes
         self._pages: dict[tuple[int, int], StatusPage] = {}  # (node, rank)
         self._horizon: tuple[int, HorizonPage] | None = None
@@ -271,6 +278,8 @@ class Witness:
             at = time.monotonic() + (fault.after_ms or 0) / 1000
             while time.monotonic() < at:
                 yield
+            while fault.kind in STORE_KINDS and self._is_rough:
+                yield
             if is_dead(status.pid):
                 continue  # another fault was quicker: the next life's moment, then
             note(
@@ -283,6 +292,9 @@ class Witness:
             )
             if fault.kind == ETCD_RESTART:
                 yield from self._restart_etcd(number, fault)
+                return
+            if fault.kind in STORE_KINDS:
+                yield from self._roughen(number, fault)
                 return
             try:
                 said = self._do(fault, status.pid)
@@ -305,8 +317,18 @@ class Witness:
 
     def _is_moment(self, number: int, fault: Fault, status: RankStatus) -> bool:
         if fault.phase == "restore":
-            return status.phase is Phase.RESTORE and any(
-                n["fault"] == number - 1 and n["what"] != "about to" for n in self._facts.notes
+            before = (
+                n["mono_ns"]
+                for n in self._facts.notes
+                if n["fault"] == number - 1 and n["what"] != "about to"
+            )
+            caused_ns = next(before, None)
+            if caused_ns is None:
+                return False
+            # on a busy machine a restore may be over before anybody has looked
+            return status.phase is Phase.RESTORE or any(
+                e.kind == "restored" and e.who == f"rank {fault.rank}" and e.mono_ns > caused_ns
+                for e in self.events
             )
         resting = (Phase.RESTORE, Phase.STARTING, Phase.DONE)
         is_reached = status.step >= fault.step and status.phase not in resting
@@ -401,6 +423,48 @@ class Witness:
             yield
         self._nodes.set_etcd(up=True)
         self._saw(number, f"etcd was away for {human_ns(time.monotonic_ns() - began_ns)}")
+
+    def _roughen(self, number: int, fault: Fault) -> Iterator[None]:
+        """Until its time is over, somebody has met with it and training has gone on: it does not
+        wait for a store, unless a lost node has taken more than memory survives."""
+        assert self._store is not None and fault.for_ms is not None
+        self._is_rough = True
+        known, began_step = len(self._store.met()), self.completed_step
+        self._store.behave(BEHAVIOURS[fault.kind])
+        note(self._attempts, number, "did")
+        began_ns = time.monotonic_ns()
+        until_ns = began_ns + int(fault.for_ms * MS_NS)
+        last_ns = until_ns + int(ROUGH_S * S_NS)
+        met, goes_on = 0, False
+        while (now_ns := time.monotonic_ns()) < until_ns or (now_ns < last_ns and not goes_on):
+            yield
+            met = len(self._store.met()) - known + self._refused_since(began_ns)
+            has_trained = self.completed_step > began_step + 1
+            goes_on = met > 0 and (has_trained or self._ended_since(began_ns, "kill-node"))
+        with self._store.still() as directory:
+            self._facts.half += half_checkpoints(directory)
+        self._store.heal()
+        self._is_rough = False
+        note(self._attempts, number, "ended")
+        if met:
+            lasted = human_ns(time.monotonic_ns() - began_ns)
+            self._saw(number, f"in {lasted} {met} requests or acts met with it")
+        if self.completed_step > began_step + 1:
+            steps = f"{began_step} to {self.completed_step}"
+            self._saw(number, f"training went on from step {steps} meanwhile")
+        elif self._ended_since(began_ns):
+            self._saw(number, "another fault ended ranks meanwhile")
+
+    def _refused_since(self, began_ns: int) -> int:
+        """How often somebody told that the store refused its connection."""
+        return sum(
+            os.strerror(errno.ECONNREFUSED) in e.why for e in self.events if e.mono_ns > began_ns
+        )
+
+    def _ended_since(self, began_ns: int, kind: str = "") -> bool:
+        """Whether a fault, of that kind if one is said, has ended a rank."""
+        since = [self._faults[n["fault"]] for n in self._facts.notes if n["mono_ns"] > began_ns]
+        return any(f.ends_a_rank and kind in ("", f.kind) for f in since)
 
     # -- what becomes of a fault
 
