@@ -18,7 +18,7 @@ from keepstep.model.attempts import Verdict
 from keepstep.model.mesh import Mesh
 from keepstep.model.messages.peers import HorizonWord, MeshMessage
 from keepstep.model.snapshot import Stamp
-from keepstep.model.topology import Auto, parse_policy
+from keepstep.model.topology import Auto, Scheme, parse_policy
 from keepstep.runtime.agent.meeting_record import CODEC
 from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.job.observer import Observer
@@ -49,6 +49,7 @@ class Atlas(Observer):
         self.committed: Generation | None = None
         self.damages: set[tuple[int, int, Stamp]] = set()
         self._meshes: dict[int, tuple[Mesh, tuple[int, ...]]] = {}  # by version, with its machines
+        self._policies: dict[int, Scheme] = {}  # by version, as the leader told
         self.nodes = job.plan.nodes  # of the newest mesh
         self.machines: tuple[int, ...] = ()  # likewise, by node
         self.world_size = job.world_size  # likewise
@@ -73,20 +74,30 @@ class Atlas(Observer):
             self.world_size = mesh.world_size
 
     def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:
-        if not isinstance(message, HorizonWord) or message.committed is None:
+        if not isinstance(message, HorizonWord):
             return
-        stamp = message.committed
         policy = parse_policy(message.policy)
         if isinstance(policy, Auto):
             return
-        mesh, machines = self._meshes[message.mesh_version]
-        if self.committed is None or stamp > self.committed.stamp:
-            self.committed = Generation(
-                stamp=stamp,
-                assignments=assignments(policy, mesh),
-                machines=machines,
-                node_of=dict(mesh.node_of),
-            )
+        self._policies[message.mesh_version] = policy
+        stamp = message.committed
+        if stamp is not None and (self.committed is None or stamp > self.committed.stamp):
+            self.committed = self._generation(stamp, message.mesh_version)
+
+    def would_be(self, stamp: Stamp) -> Generation | None:
+        """That generation, if it were committed in the newest mesh; None before its policy is
+        known."""
+        newest = max(self._meshes)
+        return self._generation(stamp, newest) if newest in self._policies else None
+
+    def _generation(self, stamp: Stamp, mesh_version: int) -> Generation:
+        mesh, machines = self._meshes[mesh_version]
+        return Generation(
+            stamp=stamp,
+            assignments=assignments(self._policies[mesh_version], mesh),
+            machines=machines,
+            node_of=dict(mesh.node_of),
+        )
 
     def damaged(self, machine: Machine, rank: int, stamp: Stamp) -> None:
         self.damages.add((machine.number, rank, stamp))

@@ -12,6 +12,7 @@ from keepstep.model.restore_sources import HeldSnapshot, Inventory
 from keepstep.sim.protocol.checkers.atlas import Generation
 from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.sim.protocol.checkers.inspection import Inspection
+from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.wire.links import SimLinks
 
 
@@ -29,19 +30,25 @@ class CommitsAreTrue(Checker):
             self._look(known)
 
     def _look(self, known: Generation) -> None:
-        there = {
-            node: Inspection(machine, self.job.around.settings.job_dir).inventory()
-            for node, number in enumerate(known.machines)
-            if (machine := self.job.nodes[number].machine).alive
-        }
-        for rank, assignment in known.assignments.items():
-            for node in (assignment.node, *assignment.holders):
-                if node in there and not _has_part(known, rank, node, there[node]):
-                    self.violated(
-                        f"{known.stamp} of epoch {known.stamp.epoch} is said to be committed, and "
-                        f"node {node} has not proven its part of rank {rank}"
-                    )
-                    return
+        unproven = unproven_part(self.job, known)
+        if unproven is not None:
+            told = f"{known.stamp} of epoch {known.stamp.epoch} is said to be committed"
+            self.violated(f"{told}, and {unproven}")
+
+
+def unproven_part(job: SimJob, known: Generation) -> str | None:
+    """Which node has not proven its part of that generation, in words; None when all that live
+    have."""
+    there = {
+        node: Inspection(machine, job.around.settings.job_dir).inventory()
+        for node, number in enumerate(known.machines)
+        if (machine := job.nodes[number].machine).alive
+    }
+    for rank, assignment in known.assignments.items():
+        for node in (assignment.node, *assignment.holders):
+            if node in there and not _has_part(known, rank, node, there[node]):
+                return f"node {node} has not proven its part of rank {rank}"
+    return None
 
 
 def _has_part(known: Generation, rank: int, node: int, there: Inventory) -> bool:

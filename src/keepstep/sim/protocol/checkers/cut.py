@@ -17,7 +17,8 @@ from keepstep.model.messages.peers import HorizonWord, MeshMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
 from keepstep.sim.protocol.checkers.checker import Checker
-from keepstep.sim.protocol.checkers.inspection import restorable
+from keepstep.sim.protocol.checkers.commit import unproven_part
+from keepstep.sim.protocol.checkers.inspection import Inspection, restorable
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.wire.links import SimLinks
 
@@ -47,7 +48,8 @@ class ACutExists(Checker):
         known = self.atlas.committed
         if self.atlas.has_damage(program.process.machine.number, stamp):
             return  # it was given up
-        if known is not None and known.stamp == stamp and not self.atlas.is_over:
+        is_owed = known is not None and known.stamp == stamp and not self.atlas.is_over
+        if is_owed and not self._has_page_of_newer(program, stamp):
             self.violated(
                 f"rank {program.who.rank} overwrites {stamp} of epoch {stamp.epoch}, the newest "
                 "that was committed"
@@ -60,6 +62,16 @@ class ACutExists(Checker):
                     f"rank {program.who.rank} overwrites {stamp} of epoch {stamp.epoch}, the "
                     "newest that all ranks hold"
                 )
+
+    def _has_page_of_newer(self, program: Program, stamp: Stamp) -> bool:
+        """A leader's own node reads of a commit before any word of it is said, and the leader may
+        be killed in between. What is read there must be as true as a word."""
+        inspection = Inspection(program.process.machine, self.job.around.settings.job_dir)
+        newer = inspection.committed()
+        if newer is None or newer <= stamp:
+            return False
+        generation = self.atlas.would_be(newer)
+        return generation is not None and unproven_part(self.job, generation) is None
 
     def _look(self, when: str) -> None:
         self._looked_ns = self.job.world.now_ns

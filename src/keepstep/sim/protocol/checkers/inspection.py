@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from keepstep.core.resume.sources import restorable_stamps
+from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
 from keepstep.errors import DamageError
 from keepstep.model.restore_sources import HeldParity, HeldSnapshot, Inventory
@@ -70,6 +71,14 @@ class Inspection:
                 if header.state is SlotState.WRITING:
                     begun.append(header.stamp)
         return max(begun, default=None)
+
+    def committed(self) -> Stamp | None:
+        """What the node's ranks read of it on its horizon page."""
+        with suppress(OSError, ValueError):
+            page = HorizonPage(self._memory, self._job_dir, make=False)
+            with closing(page):
+                return page.last().committed
+        return None
 
     def _slots(self, paths: Iterable[Path]) -> Iterator[Slot]:
         """Those that can be opened, each open for its turn."""

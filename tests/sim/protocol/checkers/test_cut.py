@@ -1,0 +1,31 @@
+"""A cut exists: a node may act on a commit that it alone has read of, if it is true."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from keepstep.edge.shm.horizon_page import HorizonPage
+from keepstep.model.horizon import Horizon
+from keepstep.sim.protocol import swarm
+
+SEED = 200164  # the leader is killed between its page and its word
+
+
+def test_what_is_committed_may_be_read_before_it_is_said() -> None:
+    assert swarm.run(SEED).wrong is None
+
+
+def test_a_page_that_tells_of_a_commit_too_early_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write = HorizonPage.write
+
+    def too_early(page: HorizonPage, horizon: Horizon) -> None:
+        committed = horizon.target or horizon.committed
+        write(page, replace(horizon, committed=committed, target=None))
+
+    monkeypatch.setattr(HorizonPage, "write", too_early)
+    found = {swarm.run(seed).wrong or "" for seed in range(200164, 200176)}
+    assert any("overwrites" in wrong for wrong in found), found
