@@ -53,7 +53,7 @@ def doctor(
     Exit code 0: nothing will break, though warnings may be there; 1: something will.
     """
     host = Host(wait_s=wait)
-    found = examine(read_machine(host, os.environ, nodes, store, _left))
+    found = examine(read_machine(host, os.environ, nodes, store, find_left))
     if json:
         print_json(_document(found))
     else:
@@ -62,7 +62,8 @@ def doctor(
         raise typer.Exit(IS_UNFIT)
 
 
-def _left(arena_dir: Path) -> Iterator[LeftMemory]:
+def find_left(arena_dir: Path) -> Iterator[LeftMemory]:
+    """What this user's dead jobs have left there."""
     for leftover in find_leftovers(arena_dir):
         if not leftover.alive:
             yield LeftMemory(leftover.job, leftover.bytes)

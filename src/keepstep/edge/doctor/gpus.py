@@ -41,7 +41,7 @@ NO = {"Disabled": False, "Not Active": False, "No": False, "0": False}
 
 def read_gpus(host: Host, environ: Mapping[str, str]) -> GpuFacts:
     """Waits for the tool, up to `wait_s`, where there is a driver."""
-    version = re.search(r"Kernel Module\D*(\d+(?:\.\d+)+)", host.text(f"{DRIVER}/version") or "")
+    version = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", host.text(f"{DRIVER}/version") or "")
     tool = shutil.which(TOOL, path=environ.get("PATH")) if version else None
     said = _ask(host, tool) if tool else ""
     is_error = isinstance(said, OSError)

@@ -96,6 +96,7 @@ class Host:
     pidfd_refusal: Callable[[], str] = pidfd_refusal
     output: Callable[[Sequence[str], float], str] = output_of
     wall_s: Callable[[], float] = time.time
+    now_s: Callable[[], float] = time.monotonic
     cpus: Callable[[], int] = lambda: len(os.sched_getaffinity(0))
     user: Callable[[], int] = os.geteuid
 
@@ -143,21 +144,25 @@ def table_of(text: str | None) -> dict[str, str]:
 
 class Answer:
     """What a function answers, asked in a thread of its own: it may take longer than anybody
-    waits, and is left behind then."""
+    waits, and is left behind then. `now_s`: a clock that never goes back."""
 
-    def __init__(self, ask: Callable[[], tuple[str, ...]]) -> None:
+    def __init__(
+        self, ask: Callable[[], tuple[str, ...]], now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._ask = ask
+        self._now_s = now_s
         self._found: tuple[tuple[str, ...], float] | None = None
-        self._asked_at = time.monotonic()
+        self._asked_s = now_s()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        begun_s = self._now_s()  # a busy machine begins late, which is no matter of the answer
         found = self._ask()
-        self._found = found, time.monotonic() - self._asked_at
+        self._found = found, self._now_s() - begun_s
 
     def get(self, within_s: float) -> tuple[tuple[str, ...], float | None]:
         """The answer and how long it took, in seconds; None: it has not come within so many seconds
         of the question."""
-        self._thread.join(max(0.0, self._asked_at + within_s - time.monotonic()))
+        self._thread.join(max(0.0, self._asked_s + within_s - self._now_s()))
         return self._found if self._found is not None else ((), None)

@@ -18,7 +18,7 @@ class NameSearch:
         self._wait_s = host.wait_s
         own = host.text("/proc/sys/kernel/hostname") or LOCALHOST
         self._asked = {
-            name: Answer(lambda name=name: host.addresses(name))  # type: ignore[misc]
+            name: Answer(lambda name=name: host.addresses(name), host.now_s)  # type: ignore[misc]
             for name in (own, LOCALHOST)
         }
         self._own = own
