@@ -25,6 +25,10 @@ def at_most(number: int, hard: int = UNLIMITED) -> ProcessLimit:
             {"limits.open_files": at_most(1024, hard=2048)},
             *("open-files", Grade.WARNING, "ulimit -n 65536 as root"),
         ),
+        (
+            {"limits.open_files": at_most(1024, hard=20_000)},
+            *("open-files", Grade.WARNING, "ulimit -n 20000;"),
+        ),
         ({"limits.processes": at_most(1000)}, "processes", Grade.WARNING, "ulimit -u 65536"),
         ({"limits.processes": at_most(100)}, "processes", Grade.BROKEN, "100 processes"),
         ({"limits.locked_bytes": at_most(8 * MIB)}, "locked-memory", Grade.BROKEN, "mlx5_0"),

@@ -157,6 +157,7 @@ class FakeMachine:
                 root=self.root,
                 wait_s=60.0,
                 now_s=lambda: 0.0,
+                pause=lambda seconds: None,
                 space=self._space,
                 addresses=lambda name: self.names.get(name, ()),
                 clock_synchronised=lambda: True,

@@ -49,6 +49,12 @@ def test_keepers_with_and_without_memory(machine: FakeMachine) -> None:
     )
 
 
+def test_a_keeper_that_is_just_ending_is_none(machine: FakeMachine) -> None:
+    machine.process(70, cmdline=keeper("ends"))
+    machine.calls["pause"] = lambda seconds: (machine.root / "proc/70/cmdline").unlink()
+    assert read_processes(machine.host).keepers == ()
+
+
 def test_a_kernel_without_sessions_and_yama(machine: FakeMachine) -> None:
     (machine.root / "proc/sys/kernel/sched_autogroup_enabled").unlink()
     (machine.root / "proc/sys/kernel/yama/ptrace_scope").unlink()

@@ -13,7 +13,7 @@ from keepstep.model.units import GIB, human_bytes
 
 FEWEST_FILES = 256  # a keeper's and an agent's sockets, slots and pidfds
 MIN_FILES = 4096
-WANTED_FILES = 65536
+WANTED = 65536
 FEWEST_PROCESSES = 256  # threads count: torch starts one a core, in every rank
 MIN_PROCESSES = 4096
 MIN_PIDS_LEFT = 1024
@@ -33,7 +33,7 @@ def open_files(facts: MachineFacts) -> Iterator[Defect]:
         yield grade(
             f"a process may have {limit.soft} files open",
             "slots, connections and DataLoader's workers take one for each tensor and peer",
-            _raise_limit("n", "nofile", limit, WANTED_FILES),
+            _raise_limit("n", "nofile", limit, MIN_FILES),
         )
 
 
@@ -47,7 +47,7 @@ def processes(facts: MachineFacts) -> Iterator[Defect]:
         yield grade(
             f"this user may have {limit.soft} processes and threads",
             "torch starts a thread a core in every rank, and DataLoader its workers",
-            _raise_limit("u", "nproc", limit, WANTED_FILES),
+            _raise_limit("u", "nproc", limit, MIN_PROCESSES),
         )
 
 
@@ -175,13 +175,14 @@ def cpu_quota(facts: MachineFacts) -> Iterator[Defect]:
         )
 
 
-def _raise_limit(letter: str, item: str, limit: ProcessLimit, wanted: int) -> str:
-    fix = f"ulimit -{letter} {min(wanted, limit.hard)}"
-    if limit.hard < wanted:
-        fix = f"ulimit -{letter} {wanted} as root"
+def _raise_limit(letter: str, item: str, limit: ProcessLimit, enough: int) -> str:
+    """As far as this process may; where that is not `enough`, by root."""
+    fix = f"ulimit -{letter} {min(WANTED, limit.hard)}"
+    if limit.hard < enough:
+        fix = f"ulimit -{letter} {WANTED} as root"
     return (
-        f"{fix}; for good: * - {item} {wanted} in /etc/security/limits.conf, docker run --ulimit "
-        f"{item}={wanted}"
+        f"{fix}; for good: * - {item} {WANTED} in /etc/security/limits.conf, docker run --ulimit "
+        f"{item}={WANTED}"
     )
 
 

@@ -104,7 +104,7 @@ def arena_free(facts: MachineFacts) -> Iterator[Defect]:
         yield warning(
             f"{arena.path} has room for {arena.free_files} more files",
             "a job has some ten files a rank there",
-            f"mount -o remount,nr_inodes=0 {_quoted(arena)}",
+            f"mount -o remount,nr_inodes=1m {_quoted(arena)}",
         )
 
 

@@ -97,6 +97,7 @@ class Host:
     output: Callable[[Sequence[str], float], str] = output_of
     wall_s: Callable[[], float] = time.time
     now_s: Callable[[], float] = time.monotonic
+    pause: Callable[[float], None] = time.sleep
     cpus: Callable[[], int] = lambda: len(os.sched_getaffinity(0))
     user: Callable[[], int] = os.geteuid
 

@@ -18,6 +18,7 @@ from keepstep.edge.os.processes import KEEPER_MODULE
 from keepstep.model.machine_facts import Keeper, ProcessFacts
 
 SYS_PTRACE = 1 << 19  # CAP_SYS_PTRACE
+SETTLE_S = 0.2
 
 
 def read_processes(host: Host) -> ProcessFacts:
@@ -44,7 +45,7 @@ def read_processes(host: Host) -> ProcessFacts:
         ptrace_scope=host.number("/proc/sys/kernel/yama/ptrace_scope"),
         may_trace=bool(capabilities & SYS_PTRACE),
         pidfd_refusal=host.pidfd_refusal(),
-        keepers=tuple(_keepers(host)),
+        keepers=tuple(_settled_keepers(host)),
     )
 
 
@@ -67,9 +68,18 @@ def _signals(mask: str) -> frozenset[str]:
     return frozenset(each.name for each in signal.Signals if bits >> (each - 1) & 1)
 
 
-def _keepers(host: Host) -> Iterator[Keeper]:
-    """This user's."""
-    for pid in _pids(host):
+def _settled_keepers(host: Host) -> list[Keeper]:
+    """This user's. One that is just ending has no memory either, so those without are looked at
+    twice."""
+    found = list(_keepers(host, _pids(host)))
+    if all(keeper.has_memory for keeper in found):
+        return found
+    host.pause(SETTLE_S)
+    return list(_keepers(host, [str(keeper.pid) for keeper in found]))
+
+
+def _keepers(host: Host, pids: list[str]) -> Iterator[Keeper]:
+    for pid in pids:
         line = host.text(f"/proc/{pid}/cmdline") or ""
         if KEEPER_MODULE not in line:
             continue
