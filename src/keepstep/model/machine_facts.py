@@ -91,7 +91,7 @@ class LimitFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
+class KeeperTrace:
     """A keeper's process of this user. `has_memory`: whether its job's directory is there."""
 
     pid: int
@@ -120,7 +120,7 @@ class ProcessFacts:
     ptrace_scope: int | None
     may_trace: bool
     pidfd_refusal: str
-    keepers: tuple[Keeper, ...]
+    keepers: tuple[KeeperTrace, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,6 @@ class WantedFacts:
     user_dir_refusal: str
     store: str | None
     store_package: str | None
-    host: str | None
     redundancy: str
     metrics_port: int | None
     block_mac: str

@@ -146,7 +146,6 @@ SANE = MachineFacts(
         user_dir_refusal="",
         store="/mnt/store",
         store_package=None,
-        host=None,
         redundancy="auto",
         metrics_port=None,
         block_mac="auto",

@@ -48,7 +48,12 @@ def gpu(**changes: Any) -> dict[str, Any]:
         (gpu(is_hot=True), "gpu-health", Grade.WARNING, "heat"),
         (gpu(compute_mode="Prohibited"), "gpu-settings", Grade.BROKEN, "nvidia-smi -c 0 -i 1"),
         (gpu(compute_mode="Exclusive_Process"), "gpu-settings", Grade.WARNING, "stands by"),
-        (gpu(used_bytes=30 * GIB), "gpu-settings", Grade.WARNING, "30.0 GiB of GPU 1"),
+        (
+            gpu(used_bytes=30 * GIB),
+            "gpu-settings",
+            Grade.WARNING,
+            "30.0 GiB of GPU 1 is in use, of 80.0 GiB",
+        ),
         (gpu(persistence=False), "gpu-settings", Grade.WARNING, "off on GPU 1"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from keepstep.core.doctor.defect import Grade
-from keepstep.model.machine_facts import Keeper
+from keepstep.model.machine_facts import KeeperTrace
 from tests.core.doctor.sane_machine import found_by, only_defect, with_facts
 
 
@@ -42,7 +42,7 @@ from tests.core.doctor.sane_machine import found_by, only_defect, with_facts
         ({"processes.ptrace_scope": 1}, "ptrace", Grade.WARNING, "sysctl -w kernel.yama"),
         ({"processes.ptrace_scope": 3}, "ptrace", Grade.WARNING, "reboot"),
         (
-            {"processes.keepers": (Keeper(7, "lost", False), Keeper(8, "whole", True))},
+            {"processes.keepers": (KeeperTrace(7, "lost", False), KeeperTrace(8, "whole", True))},
             *("orphaned-keepers", Grade.WARNING, "kill 7"),
         ),
     ],

@@ -21,6 +21,14 @@ def test_a_directory_is_on_the_deepest_mount_above_it(machine: FakeMachine) -> N
     assert "noexec" in read_directory(machine.host, "/dev/shm", mounts).options
 
 
+def test_a_hidden_directory_may_be_a_mount(machine: FakeMachine) -> None:
+    machine.change("/proc/self/mountinfo", " /dev/shm ", " /.memory ")
+    (machine.root / ".memory").mkdir()
+    mounts = read_mounts(machine.host)
+    assert read_directory(machine.host, "/.memory", mounts).filesystem == "tmpfs"
+    assert read_directory(machine.host, "/", mounts).filesystem == "ext4"
+
+
 def test_of_two_mounts_in_one_place_the_later_counts(machine: FakeMachine) -> None:
     above = "9 0 8:9 / /dev/shm ro - xfs /dev/sdz1 ro"
     machine.change("/proc/self/mountinfo", "3 1 8:2", f"{above}\n3 1 8:2")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from keepstep.edge.doctor.host import (
-    Answer,
     Host,
+    TimedAnswer,
     addresses_of,
     is_clock_synchronised,
     output_of,
@@ -59,7 +59,7 @@ def test_an_answer_is_waited_for_no_longer_than_asked() -> None:
         held.wait(60)
         return ("10.0.0.7",)
 
-    answer = Answer(ask)
+    answer = TimedAnswer(ask)
     assert answer.get(0.01) == ((), None)
     held.set()
     addresses, took_s = answer.get(60.0)

@@ -8,7 +8,7 @@ import signal
 
 from keepstep.edge.doctor.processes import SYS_PTRACE, read_processes
 from keepstep.edge.os.processes import KEEPER_MODULE
-from keepstep.model.machine_facts import Keeper
+from keepstep.model.machine_facts import KeeperTrace
 from tests.edge.doctor.fake_machine import FakeMachine
 
 
@@ -43,9 +43,9 @@ def test_keepers_with_and_without_memory(machine: FakeMachine) -> None:
         machine.process(pid, cmdline=keeper(job))
     machine.process(73, cmdline=f"grep\0{KEEPER_MODULE}\0")
     assert read_processes(machine.host).keepers == (
-        Keeper(70, "lost", False),
-        Keeper(71, "whole", True),
-        Keeper(72, "ends", True),
+        KeeperTrace(70, "lost", False),
+        KeeperTrace(71, "whole", True),
+        KeeperTrace(72, "ends", True),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from keepstep.core.doctor.defect import Defect, DoctorCheck, broken, silence, warning
-from keepstep.model.machine_facts import MachineFacts
+from keepstep.model.machine_facts import GpuHealth, MachineFacts
 from keepstep.model.units import GIB, counted, human_bytes
 
 # By major version of CUDA: the oldest driver that runs it (NVIDIA's table of minor version
@@ -156,7 +156,7 @@ def gpu_settings(facts: MachineFacts) -> Iterator[Defect]:
             )
         if gpu.used_bytes is not None and gpu.used_bytes > MAX_IDLE_BYTES:
             yield warning(
-                f"{human_bytes(gpu.used_bytes)} of GPU {gpu.index} is in use",
+                f"{human_bytes(gpu.used_bytes)} of GPU {gpu.index} is in use{_of_all(gpu)}",
                 "a rank there has less memory than it counts on",
                 f"end what uses it (nvidia-smi, or fuser -v /dev/nvidia{gpu.index})",
             )
@@ -167,6 +167,10 @@ def gpu_settings(facts: MachineFacts) -> Iterator[Defect]:
             "the driver unloads when the last rank ends, and every restart waits for it",
             "nvidia-smi -pm 1, or systemctl enable --now nvidia-persistenced",
         )
+
+
+def _of_all(gpu: GpuHealth) -> str:
+    return "" if gpu.total_bytes is None else f", of {human_bytes(gpu.total_bytes)}"
 
 
 def _version(text: str) -> tuple[int, ...]:

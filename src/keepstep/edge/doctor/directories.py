@@ -82,7 +82,8 @@ def _refusal(there: Path, probe: bool) -> str:
 
 def _mount_of(real: str, host: Host, mounts: list[Mount]) -> Mount | None:
     """The mount that a path lies on: the longest that leads there, of equals the last."""
-    inside = "/" + os.path.relpath(real, os.path.realpath(host.root)).lstrip("./")
+    below = os.path.relpath(real, os.path.realpath(host.root))
+    inside = "/" if below == "." else f"/{below}"
     found = None
     for mount in mounts:
         is_above = mount.at == "/" or f"{inside}/".startswith(f"{mount.at}/")

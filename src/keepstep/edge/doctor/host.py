@@ -143,7 +143,7 @@ def table_of(text: str | None) -> dict[str, str]:
     return {name.strip(): value.strip() for name, sep, value in lines if sep}
 
 
-class Answer:
+class TimedAnswer:
     """What a function answers, asked in a thread of its own: it may take longer than anybody
     waits, and is left behind then. `now_s`: a clock that never goes back."""
 

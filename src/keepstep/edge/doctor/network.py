@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keepstep.edge.doctor.host import Answer, Host, whole
+from keepstep.edge.doctor.host import Host, TimedAnswer, whole
 from keepstep.model.machine_facts import NetworkFacts, NetworkInterface, ResolvedName
 
 INTERFACES = "/sys/class/net"
@@ -18,7 +18,7 @@ class NameSearch:
         self._wait_s = host.wait_s
         own = host.text("/proc/sys/kernel/hostname") or LOCALHOST
         self._asked = {
-            name: Answer(lambda name=name: host.addresses(name), host.now_s)  # type: ignore[misc]
+            name: TimedAnswer(lambda name=name: host.addresses(name), host.now_s)  # type: ignore[misc]
             for name in (own, LOCALHOST)
         }
         self._own = own

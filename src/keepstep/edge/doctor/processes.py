@@ -15,7 +15,7 @@ from pathlib import Path
 from keepstep.config.settings import job_dir_of
 from keepstep.edge.doctor.host import Host, table_of, whole
 from keepstep.edge.os.processes import KEEPER_MODULE
-from keepstep.model.machine_facts import Keeper, ProcessFacts
+from keepstep.model.machine_facts import KeeperTrace, ProcessFacts
 
 SYS_PTRACE = 1 << 19  # CAP_SYS_PTRACE
 SETTLE_S = 0.2
@@ -68,7 +68,7 @@ def _signals(mask: str) -> frozenset[str]:
     return frozenset(each.name for each in signal.Signals if bits >> (each - 1) & 1)
 
 
-def _settled_keepers(host: Host) -> list[Keeper]:
+def _settled_keepers(host: Host) -> list[KeeperTrace]:
     """This user's. One that is just ending has no memory either, so those without are looked at
     twice."""
     found = list(_keepers(host, _pids(host)))
@@ -78,7 +78,7 @@ def _settled_keepers(host: Host) -> list[Keeper]:
     return list(_keepers(host, [str(keeper.pid) for keeper in found]))
 
 
-def _keepers(host: Host, pids: list[str]) -> Iterator[Keeper]:
+def _keepers(host: Host, pids: list[str]) -> Iterator[KeeperTrace]:
     for pid in pids:
         line = host.text(f"/proc/{pid}/cmdline") or ""
         if KEEPER_MODULE not in line:
@@ -91,7 +91,7 @@ def _keepers(host: Host, pids: list[str]) -> Iterator[Keeper]:
         except (ValueError, KeyError, TypeError, OSError):
             continue  # a command that only names it, or it has just ended
         if owner == os.geteuid():
-            yield Keeper(int(pid), job, _has_memory(host, pid, job_dir_of(arena_dir, job)))
+            yield KeeperTrace(int(pid), job, _has_memory(host, pid, job_dir_of(arena_dir, job)))
 
 
 def _has_memory(host: Host, pid: str, job_dir: Path) -> bool:

@@ -65,7 +65,6 @@ def read_settings(host: Host, environ: Mapping[str, str], nodes: int, store: str
         user_dir_refusal=_user_dir_refusal(host, settings),
         store=str(settings.store) if settings.store else None,
         store_package=package,
-        host=settings.host,
         redundancy=settings.redundancy,
         metrics_port=settings.metrics_port,
         block_mac=settings.block_mac,
