@@ -12,7 +12,18 @@ from typer.testing import CliRunner
 import keepstep
 from keepstep.cli.main import app
 
-COMMANDS = ("run", "status", "inspect", "compare", "explain", "clean", "drill", "lab", "audit")
+COMMANDS = (
+    "run",
+    "status",
+    "inspect",
+    "compare",
+    "explain",
+    "clean",
+    "drill",
+    "lab",
+    "audit",
+    "doctor",
+)
 
 
 def test_help_lists_every_command() -> None:

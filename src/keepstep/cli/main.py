@@ -22,6 +22,7 @@ from keepstep.cli.audit import audit
 from keepstep.cli.clean import clean
 from keepstep.cli.compare import compare
 from keepstep.cli.diagnose import diagnose
+from keepstep.cli.doctor import doctor
 from keepstep.cli.drill import drill
 from keepstep.cli.explain import explain
 from keepstep.cli.inspect import inspect
@@ -85,7 +86,7 @@ def main(
 app.command(context_settings=CONTEXT_SETTINGS, rich_help_panel=TRAINING)(run)
 app.command(context_settings=CONTEXT_SETTINGS, rich_help_panel=TRAINING)(audit)
 for panel, commands in (
-    (TRAINING, (drill,)),
+    (TRAINING, (drill, doctor)),
     (LOOKING, (status, explain, diagnose, inspect, compare, profile, clean)),
     (PLANNING, (placement, plan, simulate, timeouts)),
 ):
