@@ -16,6 +16,8 @@ from keepstep.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PLAIN_PAGES = [ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
+COLUMNS = 100
 ROOMS = sorted(path.name for path in (ROOT / "src/keepstep").iterdir() if path.is_dir())
 FOLDERS = ("src", "tests", "benchmarks", "examples", "docs")
 FILES = [
@@ -142,6 +144,29 @@ def test_commands_and_options_that_are_named_exist(page: Path) -> None:
         if (part := unknown_part(found.text.removeprefix("keepstep "))) is not None
     ]
     assert not unknown
+
+
+def too_wide(text: str) -> list[str]:
+    """Lines of prose that a reader at a terminal would have to scroll; tables and code are as wide
+    as they must be."""
+    found, is_code = [], False
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not (is_code or line.startswith("    ") or line.lstrip().startswith("|")):
+            found += [line] if len(line) > COLUMNS else []
+    return found
+
+
+@pytest.mark.parametrize("page", [*PAGES, *PLAIN_PAGES], ids=lambda page: page.name)
+def test_prose_fits_a_terminal(page: Path) -> None:
+    assert too_wide(page.read_text()) == []
+
+
+def test_wide_prose_is_seen_and_wide_tables_are_not() -> None:
+    wide = "word " * 30
+    text = f"{wide}\n| {wide} |\n    {wide}\n```\n{wide}\n```\n* {wide}"
+    assert too_wide(text) == [wide, f"* {wide}"]
 
 
 def test_what_is_not_there_is_seen() -> None:
