@@ -104,7 +104,7 @@ def test_a_restart_imports_neither_dtensors_nor_dcp(tmp_path: Path) -> None:
         "KEEPSTEP_ARENA_DIR": str(tmp_path / "arena"),
         "KEEPSTEP_STATE_DIR": str(tmp_path / "state"),
         "KEEPSTEP_JOB": "imports",
-        "KEEPSTEP_GRACE_S": "20",
+        "KEEPSTEP_GRACE_S": "120",
     }
     (tmp_path / "arena").mkdir()
     told = []
