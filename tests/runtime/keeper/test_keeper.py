@@ -15,6 +15,7 @@ from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, KEEPER_WITH_NODE
 from keepstep.core.wire.messages import KINDS, decode
 from keepstep.model.messages.keeper_agent import FromAgent, JobEnded, RemoveMemory
 from keepstep.model.messages.keeper_rank import (
+    Attach,
     FromRank,
     Goodbye,
     JoinVote,
@@ -22,10 +23,13 @@ from keepstep.model.messages.keeper_rank import (
     Released,
     StateLoaded,
     StateOffered,
+    TrainingPermitted,
 )
 from keepstep.model.messages.peers import MeshMessage, VoteWord
+from keepstep.model.snapshot import Stamp
 from keepstep.ports import Box
 from keepstep.runtime.refused_messages import TOLD_EVERY
+from keepstep.runtime.replication.mesh_state import MeshState
 from keepstep.sim.protocol.world.boxes import LocalSockets
 from tests.core.wire.drawn import ANY_JSON, messages
 from tests.runtime.simulated import FakeBox, SimKeeper, Town
@@ -197,3 +201,24 @@ def test_votes_of_ranks_that_are_not_there_are_refused() -> None:
         inbox.message(1, VoteWord(7, StateLoaded(rank, 1)))
     keeper.keeper.hear_peers()
     assert keeper.events("message-refused")[0].data["count"] == 1 and keeper.answers()
+
+
+@pytest.mark.parametrize("permitted", [None, TrainingPermitted(1, 1, "fresh", Stamp(-1, 1), 0, "")])
+@pytest.mark.parametrize("is_mesh_first", [False, True])
+def test_only_who_was_permitted_to_train_trains(
+    monkeypatch: pytest.MonkeyPatch, permitted: TrainingPermitted | None, is_mesh_first: bool
+) -> None:
+    """A rank that is about to ask finds a new keeper, too: what its page tells is of a mesh before.
+    Taken for training it let the keeper commit, and remove copies that a lost node needs."""
+    town = Town()
+    for _ in range(2):
+        town.keeper()
+    keeper = town.keepers[0]
+    trained: list[MeshState] = []
+    monkeypatch.setattr(MeshState, "trains", lambda state: trained.append(state))
+    if is_mesh_first:
+        town.begin_mesh(7)
+    keeper.hear(FakeBox(20), Attach(0, 2, permitted))
+    if not is_mesh_first:
+        town.begin_mesh(7)
+    assert bool(trained) == (permitted is not None)

@@ -159,6 +159,28 @@ def test_who_is_back_in_a_stripe_group_hears_all_sizes_again() -> None:
     assert owning.offers() == [*before, first]
 
 
+def test_who_is_back_hears_the_size_of_what_all_hold_already() -> None:
+    """Its group would wait for ever for what its own rank does not send."""
+    owning = Owning("parity:4")
+    owning.protect_fully()
+    before = owning.offers()
+    back = owning.holders[0]
+    owning.owner.link_is_open(back)
+    assert back in owning.offers()[len(before) :]
+    assert owning.is_protected, "what they have proven counts until one says otherwise"
+    for node in owning.holders:
+        owning.owner.acked(node, 0, TARGET)
+    assert owning.is_protected
+
+
+def test_who_is_back_with_a_copy_is_not_bothered() -> None:
+    owning = Owning()
+    owning.protect_fully()
+    before = owning.offers()
+    owning.owner.link_is_open(owning.holders[0])
+    assert owning.offers() == before
+
+
 def test_who_gives_no_sign_is_asked_again_if_it_is_there() -> None:
     owning = Owning()
     first, second = owning.holders

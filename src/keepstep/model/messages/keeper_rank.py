@@ -54,8 +54,8 @@ class TrainingPermitted:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """This rank trains, and has found another keeper than the one it joined. `permitted`: what it
-    trains by; None while it finds together with its peers anew."""
+    """This rank has found another keeper than the one it joined. `permitted`: what it trains by;
+    None while it does not train: it is about to ask, or finds together with its peers anew."""
 
     KIND: ClassVar[str] = "attach"
     rank: Rank

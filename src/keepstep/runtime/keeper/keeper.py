@@ -265,16 +265,19 @@ class Keeper:
         self._lifetime.rank_came(rank, here)
 
     def _rank_attached(self, box: Box, attached: Attach) -> None:
-        rank = attached.rank
+        rank, permitted = attached.rank, attached.permitted
         self._rank_came(box, rank, attached.world_size)
-        self._is_attached = True
-        why = f"rank {rank} (process {box.pid}) is training and found this keeper"
+        is_training = "is training and" if permitted is not None else "will ask where to resume and"
+        why = f"rank {rank} (process {box.pid}) {is_training} found this keeper"
         self._journal.record("rank-attached", why, rank=rank, pid=box.pid)
+        if permitted is None:
+            # what its page and its slots say is of a mesh before: nothing of it is being trained
+            return
+        self._is_attached = True
         if self.node is not None:
             self.node.state.trains()
-        if attached.permitted is not None:
-            self._resume.attached(attached.permitted)
-            self._go_on(attached.permitted)
+        self._resume.attached(permitted)
+        self._go_on(permitted)
 
     def _rank_joined(self, box: Box, join: JoinVote) -> None:
         rank = join.rank

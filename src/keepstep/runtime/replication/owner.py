@@ -236,13 +236,15 @@ class Owner:
         """Offer the committed generation again: a holder whose copy is not what lies here takes it
         anew, the others just say so. Until one does, what they have proven counts: should it be
         damaged here meanwhile, they can give it back."""
-        stamp = self._floor
-        if stamp is None:
-            return
         for rank, assignment in self._assignments.items():
-            is_idle = rank in self._ranks and rank not in self._outgoing
-            if is_idle and assignment.holders and self._is_protected(rank, stamp):
-                self._start(assignment, stamp)
+            if assignment.holders:
+                self._offer_again(rank, self._floor)
+
+    def _offer_again(self, rank: int, stamp: Stamp | None) -> None:
+        """If it is one of ours, and protected."""
+        is_idle = rank in self._ranks and rank not in self._outgoing
+        if stamp is not None and is_idle and self._is_protected(rank, stamp):
+            self._start(self._assignments[rank], stamp)
 
     def source_of(self, rank: int, stamp: Stamp) -> RestoreSource | None:
         """Who can give that snapshot back, should it be damaged here; None when it is not
@@ -269,6 +271,9 @@ class Owner:
             knows = delivery is not None and delivery.acked and not outgoing.assignment.stripe_group
             if delivery is not None and not knows:
                 outgoing.offer(delivery, self._floor)
+        for rank, assignment in self._assignments.items():
+            if node in assignment.holders and assignment.stripe_group:
+                self._offer_again(rank, self._target)
 
     def writable(self, node: int) -> None:
         """The link to that node takes blocks again."""

@@ -73,6 +73,14 @@ class Verdicts(Checker):
         elif self._final is None:
             self._final = verdict
 
+    def _is_of_another_run(self) -> bool:
+        """The job has ended, well or because it was told to, and nobody of it is left: nodes that
+        come after that begin it again."""
+        living = {node.machine.host for node in self.job.nodes if node.machine.alive}
+        took_part = {host for attempt in self._formed for host in self._seated[attempt]}
+        is_over = self._final is not None and self._final.outcome in ("done", "stop")
+        return is_over and not took_part & living
+
     def _is_of_a_run_that_never_began(self, attempt: int, verdict: Verdict) -> bool:
         """A node that first comes when the job has ended, well or because it was told to, waits for
         a new run. It is told to end before that one has begun."""
@@ -90,6 +98,9 @@ class Verdicts(Checker):
         if event.kind != "attempt-formed" or not self.job.has_many_agents:
             return
         attempt = event.data["attempt"]
+        if attempt not in self._formed and self._is_of_another_run():
+            self._final = None
+            self._again.add(attempt - 1)
         self._formed.add(attempt)
         if attempt and attempt - 1 not in self._again:
             self.violated(f"attempt {attempt} is formed, and the one before has no verdict")
