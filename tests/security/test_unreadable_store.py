@@ -10,23 +10,26 @@ import pytest
 from tests.security.rough_store import Roughness
 from tests.security.training import Training, stored, until
 
+pytestmark = pytest.mark.timeout(200)
 
-@pytest.mark.parametrize("about", ["keepstep.json", ".distcp"])
+
+@pytest.mark.parametrize("about", ["keepstep.json", ".distcp", "step-000000000003"])
 def test_what_fails_is_tried_again_and_the_job_goes_on(about: str, tmp_path: Path) -> None:
-    """Whether it is a manifest or the data that cannot be read."""
+    """Whether it is a manifest or the data that cannot be read, or all of the newest checkpoint
+    alone: an older one, that can be, is no reason to go back."""
     rough = Roughness(tmp_path)
     training = Training(tmp_path / "1", rough.url, **rough.environ)
-    code, said = training.train(3)
-    assert code == 0 and stored(rough.directory) == [2], said
+    code, said = training.train(4, EVERY="2")
+    assert code == 0 and stored(rough.directory) == [3, 1], said
     training.lose()
     rough.say("fails", about)
-    training.start(5)
+    training.start(6)
     until(lambda: len(rough.met()) >= 2, "a second look at a store that fails")
     assert training.process.poll() is None
     rough.smooth()
     code, said = training.end()
-    assert code == 0 and [event.data["step"] for event in training.events("restored")] == [2], said
-    assert stored(rough.directory)[0] == 4
+    assert code == 0 and [event.data["step"] for event in training.events("restored")] == [3], said
+    assert stored(rough.directory)[0] == 5
 
 
 def test_who_waits_for_a_store_that_hangs_is_told_and_starts_when_it_answers(

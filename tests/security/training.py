@@ -18,7 +18,7 @@ from keepstep.edge.os.journal import read_journal
 from keepstep.edge.store.store import Store
 from keepstep.model.events import Event
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 PROGRAM = """
 import os, pathlib, sys, torch, keepstep
 room, steps, held = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
