@@ -10,19 +10,23 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPException
 
 import pytest
 
 from keepstep.config import job_dir_of
 from keepstep.core.wire.connection import MAGIC
+from keepstep.edge.net.tcp import TcpOptions
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.node_safety_file import read_node_safety
+from keepstep.model.messages.peers import RanksEnded
+from tests.edge.net.test_peers import LIMIT_S, PATIENT, Ear, Town, link, town
 from tests.processes.test_run_nodes import until
+from tests.security.test_wire import stack
 from tests.security.two_nodes import Job, job, machines
 
-__all__ = ["job", "machines"]  # fixtures
+__all__ = ["job", "machines", "stack", "town"]  # fixtures
 pytestmark = pytest.mark.timeout(200)
 
 Address = tuple[str, int]
@@ -68,16 +72,17 @@ def strangers(address: Address, source: str, count: int) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("count", [64, 300])
 def test_nodes_meet_and_copies_go_on(job: Job, count: int) -> None:
-    """Strangers come from the other node's own address, before it does, and before its next keeper
-    does."""
+    """Strangers are at the port which the first node dials (of two, the one with the lower number
+    does), and come from its own address: as the nodes meet, and before its next keeper dials."""
     first = job.start()
-    listens = first.wait_for("keeper-listens").data
-    with strangers((listens["host"], listens["port"]), "127.0.0.12", count) as hung_up:
-        second = job.start()
+    first.wait_for("nodes-awaited")
+    second = job.start()
+    listens = second.wait_for("keeper-listens").data
+    with strangers((listens["host"], listens["port"]), "127.0.0.11", count) as hung_up:
         job.hold()
-        os.kill(second.wait_for("keeper-started").data["pid"], signal.SIGKILL)
-        second.wait_for("mesh", 2)
-        memory = job_dir_of(first.arena_dir, "t")
+        os.kill(first.wait_for("keeper-started").data["pid"], signal.SIGKILL)
+        first.wait_for("mesh", 2)
+        memory = job_dir_of(second.arena_dir, "t")
         until(
             lambda: (read_node_safety(MEMORY, memory) or {}).get("expendable") == [0, 1],
             "that each node's copies are with the other one again",
@@ -86,6 +91,28 @@ def test_nodes_meet_and_copies_go_on(job: Job, count: int) -> None:
         assert count == 64 or hung_up[0] > 0
     for node in job.nodes:
         assert len(node.events("attempt-formed")) == 1 and not node.events("ranks-restarted")
+        assert not node.events("node-lost")
+
+
+@pytest.mark.parametrize("count", [64, 300])
+def test_who_takes_every_place_and_stays_keeps_nobody_out(
+    count: int, town: Town, stack: ExitStack
+) -> None:
+    """None of them gives its place up by itself while this lasts: keepers that are as patient as
+    the test cannot wait until they do."""
+    ears = Ear(), Ear()
+    one, two = (
+        town.keeper(node, ear, timeouts=PATIENT, tcp=TcpOptions(handshake_s=4 * LIMIT_S))
+        for node, ear in enumerate(ears)
+    )
+    for number in range(count):  # they are let in in this order, and who dials below comes last
+        stranger = stack.enter_context(socket.create_connection(two.address))
+        with suppress(OSError):
+            stranger.send((MAGIC + b"\1") * (number % 2))
+    link(one, two)
+    for ear in ears:
+        ear.hears("up")
+    assert one.send(1, RanksEnded(1)) and ears[1].messages.get(timeout=LIMIT_S) == RanksEnded(1)
 
 
 def metrics(port: int) -> bytes:

@@ -14,7 +14,7 @@ import pytest
 from keepstep.config import job_dir_of
 
 pytestmark = [
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(200),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: two users are played"),
 ]
 
@@ -42,6 +42,24 @@ server.accept()
 print("somebody has come", flush=True)
 """
 
+# A link under the name that a job is about to use, to where it leads.
+EVES_LINK = """
+import os, sys
+os.setgid(int(sys.argv[3])); os.setuid(int(sys.argv[3]))
+name, target = sys.argv[1:3]
+os.makedirs(os.path.dirname(name), exist_ok=True)
+os.symlink(target, name)
+"""
+# Of a user without a home of any kind.
+HOMELESS = """
+import os, sys, torch, keepstep
+os.environ.pop("HOME"); os.environ.pop("XDG_STATE_HOME")
+protect = keepstep.protect  # imported as root: the user need not be able to read the library
+os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
+job = protect({"job": sys.argv[3], "arena_dir": sys.argv[1]}, w=torch.zeros(2))
+print("goes on", flush=True)
+"""
+
 
 @pytest.fixture
 def arena() -> Iterator[Path]:
@@ -66,7 +84,7 @@ def test_a_neighbour_who_comes_first_is_neither_heard_nor_asked(
             [sys.executable, "-c", PROGRAM, str(arena), str(tmp_path / "state")],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=100,
         )
         eve.kill()
         assert eve.stdout.read() == "", "the trainer has connected"
@@ -75,12 +93,49 @@ def test_a_neighbour_who_comes_first_is_neither_heard_nor_asked(
     assert f"expected a directory of user 0, found one of user {EVE}" in victim.stderr
 
 
+@pytest.mark.parametrize("above", [0, 1])
+def test_a_link_that_a_neighbour_has_made_is_not_followed(
+    above: int, arena: Path, tmp_path: Path
+) -> None:
+    """To a directory of the victim's own, in place of the job's directory or of the one above."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    (theirs / "victim").mkdir(mode=0o700)
+    name = (job_dir_of(arena, "victim"), job_dir_of(arena, "victim").parent)[above]
+    subprocess.run(
+        [sys.executable, "-c", EVES_LINK, str(name), str(theirs), str(EVE)], check=True, timeout=100
+    )
+    victim = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(arena), str(tmp_path / "state")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert victim.returncode != 0 and "goes on" not in victim.stdout
+    assert "IdentityError" in victim.stderr
+    assert [path.name for path in theirs.rglob("*")] == ["victim"], "it has written there"
+
+
+def test_who_has_no_home_writes_to_no_place_of_everybody_s(arena: Path) -> None:
+    """Where anybody could have put what is read there: below /tmp, as an earlier version did."""
+    nobody, job = 54_321, f"homeless-{os.getpid()}"
+    done = subprocess.run(
+        [sys.executable, "-c", HOMELESS, str(arena), str(nobody), job],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert list(Path("/tmp/.local").rglob(job)) == []
+    assert done.returncode != 0 and "goes on" not in done.stdout
+    assert f"expected HOME or an entry for user {nobody} in /etc/passwd" in done.stderr
+
+
 def test_what_is_written_down_is_for_its_owner_alone(arena: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(arena), str(tmp_path / "state")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         umask=0,
     )
     assert done.returncode == 0, done.stderr
