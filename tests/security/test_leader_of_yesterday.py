@@ -20,15 +20,9 @@ def test_who_wakes_over_its_checkpoint_removes_and_overwrites_nothing(
     rough: RoughStore, tmp_path: Path
 ) -> None:
     """Stopped with all files written, in front of the manifest: of step 3, after one of step 1. The
-<<<<<<< HEAD
-    successor, on another machine, has written steps 3 to 11, and keeps two."""
-    old = Training(tmp_path / "old", rough.url, **rough.environ(tmp_path), EVERY="2")
-=======
     successor, on another machine, has written steps 3 to 11, step 3 among them, and keeps all; the
     one of yesterday would keep two."""
-    rough = Roughness(tmp_path)
-    old = Training(tmp_path / "old", rough.url, **rough.environ, EVERY="2")
->>>>>>> sec
+    old = Training(tmp_path / "old", rough.url, **rough.environ(tmp_path), EVERY="2")
     old.start(20, held=3)
     old.hold()
     rough.behave("stops", "keepstep.json.tmp")
@@ -36,13 +30,13 @@ def test_who_wakes_over_its_checkpoint_removes_and_overwrites_nothing(
     pid, _ = until(rough.met, "the persister, in the middle of its checkpoint")[0]
     assert stored(rough.directory) == [1]
 
-<<<<<<< HEAD
-    new = Training(tmp_path / "new", rough.url, **rough.environ(tmp_path), EVERY="2")
-=======
     new = Training(
-        tmp_path / "new", rough.url, **rough.environ, EVERY="2", KEEPSTEP_KEEP="latest:9"
+        tmp_path / "new",
+        rough.url,
+        **rough.environ(tmp_path),
+        EVERY="2",
+        KEEPSTEP_KEEP="latest:9",
     )
->>>>>>> sec
     code, said = new.train(12)
     assert code == 0, said
     assert [event.data["step"] for event in new.events("restored")] == [1]

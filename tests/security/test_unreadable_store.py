@@ -12,32 +12,19 @@ from tests.security.training import Training, stored, until
 
 pytestmark = pytest.mark.timeout(200)
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("about", ["keepstep.json", ".distcp"])
+
+@pytest.mark.parametrize("about", ["keepstep.json", ".distcp", "step-000000000003"])
 def test_what_fails_is_tried_again_and_the_job_goes_on(
     about: str, rough: RoughStore, tmp_path: Path
 ) -> None:
-    """Whether it is a manifest or the data that cannot be read."""
-    training = Training(tmp_path / "1", rough.url, **rough.environ(tmp_path))
-    code, said = training.train(3)
-    assert code == 0 and stored(rough.directory) == [2], said
-    training.lose()
-    rough.behave("fails", about)
-    training.start(5)
-=======
-
-@pytest.mark.parametrize("about", ["keepstep.json", ".distcp", "step-000000000003"])
-def test_what_fails_is_tried_again_and_the_job_goes_on(about: str, tmp_path: Path) -> None:
     """Whether it is a manifest or the data that cannot be read, or all of the newest checkpoint
     alone: an older one, that can be, is no reason to go back."""
-    rough = Roughness(tmp_path)
-    training = Training(tmp_path / "1", rough.url, **rough.environ)
+    training = Training(tmp_path / "1", rough.url, **rough.environ(tmp_path))
     code, said = training.train(4, EVERY="2")
     assert code == 0 and stored(rough.directory) == [3, 1], said
     training.lose()
-    rough.say("fails", about)
+    rough.behave("fails", about)
     training.start(6)
->>>>>>> sec
     until(lambda: len(rough.met()) >= 2, "a second look at a store that fails")
     assert training.process.poll() is None
     rough.heal()
