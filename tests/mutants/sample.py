@@ -17,6 +17,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from cosmic_ray.ast import ast_nodes, get_ast
@@ -60,15 +61,27 @@ def draw(modules: Sequence[Path], count: int, seed: int) -> list[Mutant]:
     for module in modules:
         places += _places(module)
     places.sort(key=lambda found: _lot(seed, found[0].place))
-    return [_chosen(found, seed) for found in places[:count]]
+    sample = (_chosen(found, seed) for found in places)
+    return list(islice((mutant for mutant in sample if mutant is not None), count))
 
 
 def _lot(seed: int, place: str) -> bytes:
     return hashlib.sha256(f"{seed} {place}".encode()).digest()
 
 
-def _chosen(found: list[Mutant], seed: int) -> Mutant:
-    return random.Random(_lot(seed, found[0].place)).choice(found)
+def _chosen(found: list[Mutant], seed: int) -> Mutant | None:
+    """One of the changes at a place that Python can read, if there is one."""
+    rng = random.Random(_lot(seed, found[0].place))
+    left = list(found)
+    while left:
+        mutant = rng.choice(left)
+        try:
+            ast.parse(mutant.code(mutant.module.read_text()))
+        except SyntaxError:
+            left.remove(mutant)
+        else:
+            return mutant
+    return None
 
 
 def _places(module: Path) -> list[list[Mutant]]:
