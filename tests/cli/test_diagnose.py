@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from keepstep.cli import diagnose
 from keepstep.cli.diagnose import read_verdict
 from keepstep.cli.main import app
-from keepstep.core.postmortem.sightings import Sightings
+from keepstep.core.postmortem.sightings import SURVIVED_STEPS, Sightings
 from keepstep.core.postmortem.verdict import LogVerdict
 from keepstep.edge.os.log_files import MAX_HITS
 from tests.core.postmortem.failed_runs import Run, held_out, tuned
@@ -107,9 +107,27 @@ def test_a_collective_that_was_missed_is_named(tmp_path: Path) -> None:
     assert (collective["seq"], collective["op"], collective["missing"]) == (77, "ALLREDUCE", [2])
 
 
+def test_of_two_ranks_the_silent_one_is_not_to_blame_for_its_silence(tmp_path: Path) -> None:
+    """With one witness alone, who lost whom cannot be told."""
+    files = {f"rank{rank}.log": STEPS + PEER for rank in (0, 2)} | {"rank1.log": STEPS}
+    three = verdict_of(files, tmp_path / "three")
+    assert (three.cause.name, three.rank) == ("lost-rank", 1)
+    del files["rank2.log"]
+    assert verdict_of(files, tmp_path / "two").rank != 1
+
+
 def test_an_error_that_was_survived_is_no_cause(tmp_path: Path) -> None:
     verdict = verdict_of({"rank0.log": STEPS + CRASH, "rank1.log": OOM + STEPS}, tmp_path)
     assert (verdict.cause.name, verdict.rank, verdict.survived) == ("code", 0, 1)
+
+
+@pytest.mark.parametrize(("steps", "survived"), [(SURVIVED_STEPS - 1, 0), (SURVIVED_STEPS, 1)])
+def test_who_makes_a_few_steps_more_has_survived_nothing(
+    tmp_path: Path, steps: int, survived: int
+) -> None:
+    after = b"".join(b"step %d loss 1.0\n" % step for step in range(steps))
+    verdict = verdict_of({"rank0.log": STEPS + PEER, "rank1.log": STEPS + OOM + after}, tmp_path)
+    assert verdict.survived == survived
 
 
 def test_an_error_without_a_traceback_is_a_figure(tmp_path: Path) -> None:

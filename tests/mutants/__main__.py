@@ -29,8 +29,7 @@ ROOMS = ("core", "runtime", "edge/shm", "edge/net", "edge/store")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    number: int
-    mutant: str
+    mutant: str  # its lasting name
     rounds: int  # whose witnesses have seen it
     killed_by: str | None
     no_witness: str | None  # fails without the change, too
@@ -45,7 +44,7 @@ def modules() -> list[Path]:
     ]
 
 
-def judge(number: int, mutant: Mutant, tree: Path, witnesses: Witnesses, turn: int) -> Verdict:
+def judge(mutant: Mutant, tree: Path, witnesses: Witnesses, turn: int) -> Verdict:
     """By the witnesses of one round."""
     path = tree / mutant.module
     original = path.read_text()
@@ -63,7 +62,7 @@ def judge(number: int, mutant: Mutant, tree: Path, witnesses: Witnesses, turn: i
             break
         no_witness = noticed or no_witness
     took_s = round(time.monotonic() - began_s, 1)
-    return Verdict(number, mutant.name, turn + 1, killed_by, no_witness, took_s)
+    return Verdict(mutant.lasting_name, turn + 1, killed_by, no_witness, took_s)
 
 
 def change(mutant: Mutant) -> str:
@@ -74,16 +73,11 @@ def change(mutant: Mutant) -> str:
     return "\n    ".join([mutant.name, *list(lines)[2:]])
 
 
-def known(verdicts: Path, sample: list[Mutant]) -> dict[int, Verdict]:
+def known(verdicts: Path) -> dict[str, Verdict]:
     """What the file says of each so far."""
-    found: dict[int, Verdict] = {}
-    if verdicts.exists():
-        for line in verdicts.read_text().splitlines():
-            verdict = Verdict(**json.loads(line))
-            if sample[verdict.number].name != verdict.mutant:
-                raise SystemExit(f"{verdicts} is of another sample: {verdict.mutant}")
-            found[verdict.number] = verdict
-    return found
+    lines = verdicts.read_text().splitlines() if verdicts.exists() else []
+    found = (Verdict(**json.loads(line)) for line in lines)
+    return {verdict.mutant: verdict for verdict in found}
 
 
 def main() -> None:
@@ -96,9 +90,8 @@ def main() -> None:
     parser.add_argument("--verdicts", type=Path, default=Path("build/mutants.jsonl"))
     args = parser.parse_args()
     os.chdir(ROOT)
-    drawn = draw(modules(), args.count, args.seed)
-    sample = list(enumerate(drawn))[args.first : args.end]
-    found = known(args.verdicts, drawn)
+    sample = draw(modules(), args.count, args.seed)[args.first : args.end]
+    found = known(args.verdicts)
     args.verdicts.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="keepstep-mutants-") as home:
         tree = Path(home) / "tree"
@@ -106,16 +99,16 @@ def main() -> None:
         shutil.copytree(ROOT, tree, ignore=ignored)
         witnesses = Witnesses(tree)
         for turn in range(args.rounds):
-            for number, mutant in sample:
-                before = found.get(number)
+            for mutant in sample:
+                before = found.get(mutant.lasting_name)
                 if before is not None and (before.killed_by or before.rounds > turn):
                     continue
-                verdict = found[number] = judge(number, mutant, tree, witnesses, turn)
+                verdict = found[mutant.lasting_name] = judge(mutant, tree, witnesses, turn)
                 line = json.dumps(asdict(verdict))
                 with args.verdicts.open("a") as file:
                     file.write(line + "\n")
                 print(line, flush=True)
-    alive = [mutant for number, mutant in sample if found[number].killed_by is None]
+    alive = [each for each in sample if found[each.lasting_name].killed_by is None]
     for mutant in alive:
         print("SURVIVED", change(mutant))
     rate = 1 - len(alive) / len(sample)

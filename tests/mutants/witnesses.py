@@ -26,6 +26,7 @@ import hypothesis.strategies  # noqa: F401  what takes long
 import numpy  # noqa: F401
 import pytest
 import pytest_timeout  # noqa: F401
+from hypothesis import Phase, settings
 
 PRODUCT = Path("src/keepstep")
 SWARM = "keepstep.sim.protocol.swarm"
@@ -38,6 +39,10 @@ HANGS_S = 300  # by the clock: what waits for something that never comes
 PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={HANGS_S}")
 LIMITS_S = (20, 60, 300, 1200)  # of computing, for each round
 MEMORY_BYTES = 8 << 30  # of data: etcd maps a file that is larger
+
+# That an example fails is enough: the smallest one is for who mends it.
+PHASES = (Phase.explicit, Phase.generate)
+settings.register_profile("witness", derandomize=True, deadline=None, database=None, phases=PHASES)
 
 Command = tuple[str, ...]
 
@@ -53,7 +58,11 @@ class Witnesses:
             tree / "src", quiet=1, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH
         )
         self._importing = _importing(tree)
-        self._environ = {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        self._environ = {
+            "PYTHONPATH": str(tree / "src"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HYPOTHESIS_PROFILE": "witness",
+        }
         at = subprocess.run(
             [sys.executable, "-c", "import keepstep; print(keepstep.__file__)"],
             cwd=tree,

@@ -295,6 +295,7 @@ def test_a_new_life_starts_anew() -> None:
         False,
         Phase.STARTING,
     )
+    assert (fresh.step, fresh.completed_step, fresh.collective) == (-1, -1, 0)
 
 
 def test_what_failed_before_a_new_life_is_forgotten_and_what_ended_well_is_not() -> None:

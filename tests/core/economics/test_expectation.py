@@ -14,7 +14,7 @@ from keepstep.core.economics.expectation import PolicyCase, effective_ratio, to_
 from keepstep.core.economics.planner import case_of
 from keepstep.core.economics.spares import failures_per_s
 from keepstep.core.redundancy.placement import place
-from keepstep.model.cluster import Cluster
+from keepstep.model.cluster import Cluster, FailureKind, Scope
 from keepstep.sim.economics.presets import PRESETS
 
 NAMES = st.sampled_from(["p4d-16", "p4d-1000"])
@@ -78,3 +78,19 @@ def test_a_third_copy_keeps_more_from_the_store(name: str, factor: float) -> Non
 def test_where_nothing_fails_all_that_is_trained_lasts(policy: str) -> None:
     found = case("p4d-16", policy, 0.0)
     assert ratio(found) == found.costs.pace_ratio
+
+
+@pytest.mark.parametrize("fatal", [0, 2, 4])
+def test_a_rack_that_holds_all_copies_of_something_takes_it_to_the_store(fatal: int) -> None:
+    """Of four racks of two nodes, in so many both nodes keep each other's copies."""
+    rack = FailureKind("rack", Scope.RACK, 0.05)
+    cluster = replace(PRESETS["p4d-16"], nodes=8, nodes_per_rack=2, failures=(rack,))
+    policy = parse_cluster_policy("copies:2/store:1h")
+    assert policy.scheme is not None
+    apart = place(policy.scheme, cluster.topology())
+    together = place(policy.scheme, replace(cluster, nodes_per_rack=1).topology())
+    groups = [group for group in together.groups if max(group.members) < 2 * fatal]
+    groups += [group for group in apart.groups if min(group.members) >= 2 * fatal]
+    found = case_of(cluster, policy, replace(apart, groups=tuple(groups)))
+    share = to_store_per_s(found)["rack"] / failures_per_s(cluster, rack)
+    assert share == pytest.approx(fatal / 4, abs=0.01)

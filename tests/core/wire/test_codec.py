@@ -199,3 +199,5 @@ def test_messages_of_a_union_are_told_apart_by_their_kind() -> None:
     for wrong in ({"kind": "letter"}, {"why": "b"}, {"kind": "other"}, {"kind": []}, 3):
         with pytest.raises(NotAMessage):
             codec.decode(json.dumps({"kind": "letter", "content": wrong}).encode())
+    with pytest.raises(NotAMessage):
+        codec.encode(Letter(None))  # type: ignore[arg-type]

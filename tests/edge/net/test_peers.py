@@ -783,6 +783,14 @@ def test_dead_is_told_only_once_nothing_is_written_any_more(town: Town) -> None:
     assert place == bytes(len(data)) and ears[1].blocks.empty()
 
 
+def test_a_process_that_ends_waits_for_no_connection(town: Town) -> None:
+    before = set(threading.enumerate())
+    linked(town, Ear(), Ear())
+    own = [thread for thread in threading.enumerate() if thread not in before]
+    assert {"writer"} <= {thread.name for thread in own}
+    assert all(thread.daemon for thread in own)
+
+
 def test_no_thread_outlives_its_keeper(town: Town) -> None:
     before = set(threading.enumerate())
     ears = Ear(), Ear()

@@ -14,11 +14,18 @@ from pathlib import Path
 import pytest
 
 from keepstep.edge.shm.double_buffered_page import DoubleBufferedPage
-from keepstep.edge.shm.memory import MEMORY, MappedFile, copy, copy_to_fresh, equal
+from keepstep.edge.shm.memory import (
+    MEMORY,
+    MappedFile,
+    copy,
+    copy_to_fresh,
+    equal,
+    resident_bytes,
+)
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.shm.text_file import read_text
 from keepstep.errors import DamageError, MemoryBudgetError
-from keepstep.model.units import PAGE_BYTES
+from keepstep.model.units import KIB, MIB, PAGE_BYTES
 
 
 def region(path: Path, nbytes: int) -> MappedFile:
@@ -145,6 +152,21 @@ def test_what_is_no_file_makes_place_for_one(tmp_path: Path, what: str, how: str
     assert path.is_file() and not path.is_symlink() and path.read_bytes()[:4] == b"ours"
     elsewhere = tmp_path / "elsewhere"
     assert not elsewhere.exists() or elsewhere.read_bytes() == bytes(PAGE_BYTES)
+
+
+def test_what_is_not_there_holds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    for nowhere in (tmp_path / "nowhere", tmp_path / "file" / "below"):
+        assert MEMORY.names(nowhere) == [] and resident_bytes(nowhere) == 0
+
+
+def test_what_files_take_up_is_counted_without_holes(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    for path in (tmp_path / "one", tmp_path / "below" / "two"):
+        with path.open("wb") as file:
+            file.write(bytes(64 * KIB))
+            file.truncate(1 << 30)
+    assert 128 * KIB <= resident_bytes(tmp_path) < MIB
 
 
 def test_a_limit_on_the_size_of_files_is_said_and_nothing_is_left(tmp_path: Path) -> None:

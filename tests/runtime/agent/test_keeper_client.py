@@ -28,6 +28,7 @@ from keepstep.model.messages.keeper_rank import (
     StillHere,
     VoteRefused,
 )
+from keepstep.model.units import S_NS
 from keepstep.runtime.agent.keeper_client import (
     DYING_NS,
     LISTEN_WITHIN_NS,
@@ -180,12 +181,21 @@ def test_a_keeper_that_cannot_listen_where_the_one_before_did_takes_another_port
 
 
 def test_the_end_is_over_when_the_keeper_has_cleaned_up_and_gone(line: Line) -> None:
+    keeper = line.box
     line.end()
-    assert line.box.of(JobEnded) == [JobEnded(True, "well")] and line.over == 0
+    assert keeper.of(JobEnded) == [JobEnded(True, "well")] and line.over == 0
     line.room.options.job_dir.rmdir()
     line.box.dies()
     line.room.time.pass_ns(2 * WITHIN_NS)
     assert line.over == 1 and line.room.journal.kinds == [], "nothing comes late"
+
+
+def test_where_no_keeper_is_left_another_one_is_told_the_last_word(line: Line) -> None:
+    first = line.box
+    first.dies()
+    line.end()
+    line.room.time.pass_ns(S_NS)
+    assert line.box is not first and line.box.of(JobEnded) == [JobEnded(True, "well")]
 
 
 def test_a_keeper_that_dies_before_it_has_cleaned_up_is_followed_by_one_that_does(

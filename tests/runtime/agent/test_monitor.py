@@ -265,6 +265,7 @@ def test_healthy_ranks_are_left_alone_and_a_short_stop_is_forgiven(ranks: Ranks)
         assert status is not None
         ranks.reached(1, status.step + 2)
         assert monitor.tick() == []
+    assert "memory-removed" not in ranks.kinds()
 
 
 def test_who_outlives_its_diagnosis_is_told_once_more(ranks: Ranks) -> None:

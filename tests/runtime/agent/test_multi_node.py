@@ -273,6 +273,12 @@ def test_an_agent_that_follows_a_killed_one_ends_its_attempt_and_has_its_number(
     assert (successor.attempt, first.attempt) == (1, 1) and successor.node == node
 
 
+def test_every_node_tells_who_may_follow_it_which_attempt_it_is_in(tmp_path: Path) -> None:
+    town = Town(tmp_path, nodes=3)
+    town.form()
+    assert [agent.room.told.attempts for agent in town.agents] == [[0]] * 3
+
+
 def test_nodes_that_do_not_agree_are_told(tmp_path: Path) -> None:
     town = Town(tmp_path, nodes=2)
     town.agents[1] = other = Agent(town, 9, min_nodes=1)

@@ -3,14 +3,18 @@ configured."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from keepstep.config import Config, resolve
 from keepstep.core.detection.deadlines import derive
+from keepstep.edge.os.loop import Loop
+from keepstep.edge.os.signals import Signals
 from keepstep.errors import ConfigError
 from keepstep.model.launch import Launch, Predecessor
 from keepstep.runtime.agent import process
@@ -44,6 +48,26 @@ def test_output_that_goes_nowhere_is_refused_before_anything_is_made(tmp_path: P
     with pytest.raises(ConfigError, match="--redirects, --tee"):
         process.supervise(replace(LAUNCH, redirects="9"), config(tmp_path), {})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_ignored", [True, False])
+def test_a_shells_nohup_stays_respected(is_ignored: bool) -> None:
+    agent: Any = None  # no signal comes
+    kinds = (signal.SIGTERM, signal.SIGHUP)
+    before = {signum: signal.getsignal(signum) for signum in kinds}
+    loop = Loop()
+    signals = Signals(loop)
+    try:
+        for signum in kinds:
+            signal.signal(signum, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+            process._hear(signals, signum, agent)
+        passed_over = [signum for signum in kinds if signal.getsignal(signum) == signal.SIG_IGN]
+        assert passed_over == [signal.SIGHUP] * is_ignored
+    finally:
+        signals.close()
+        loop.close()
+        for signum in kinds:
+            signal.signal(signum, before[signum])
 
 
 def test_rules_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

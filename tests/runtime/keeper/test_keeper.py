@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, get_args
 
 import pytest
@@ -16,6 +16,7 @@ from keepstep.core.wire.messages import KINDS, decode
 from keepstep.model.messages.keeper_agent import FromAgent, JobEnded, RemoveMemory
 from keepstep.model.messages.keeper_rank import (
     Attach,
+    BeginMesh,
     FromRank,
     Goodbye,
     JoinVote,
@@ -27,6 +28,7 @@ from keepstep.model.messages.keeper_rank import (
 )
 from keepstep.model.messages.peers import MeshMessage, VoteWord
 from keepstep.model.snapshot import Stamp
+from keepstep.model.units import S_NS
 from keepstep.ports import Box
 from keepstep.runtime.refused_messages import TOLD_EVERY
 from keepstep.runtime.replication.mesh_state import MeshState
@@ -190,6 +192,39 @@ def test_a_rank_of_a_job_of_one_node_starts_afresh_and_says_goodbye() -> None:
     assert box.last(Released) is not None
     [said] = keeper.events("rank-bye")
     assert (said.data["rank"], said.data["ok"]) == (0, False)
+
+
+@pytest.mark.parametrize("says_bye", [True, False])
+def test_a_rank_that_leaves_without_a_page_is_told_without_its_step(says_bye: bool) -> None:
+    keeper, box = Town().keeper(), FakeBox(10)
+    keeper.hear(box, JoinVote(0, 1, 1, ()))
+    if says_bye:
+        keeper.hear(box, Goodbye(0, True, "well"))
+    keeper.keeper.gone(box)
+    [left] = keeper.events("rank-left")
+    assert (left.data["expected"], left.data["completed_step"]) == (says_bye, None)
+    assert ("without goodbye" in left.why) != says_bye
+
+
+def test_a_mesh_that_is_older_than_the_present_one_is_passed_over() -> None:
+    keeper = in_a_mesh(2, 0)
+    node = keeper.keeper.node
+    assert node is not None
+    for version, present in ((6, 7), (8, 8), (8, 8), (7, 8)):
+        keeper.hear(keeper.agent, BeginMesh(replace(node.mesh, version=version)))
+        assert node.mesh.version == present
+
+
+def test_keepers_end_when_the_ranks_of_all_nodes_have_ended_well() -> None:
+    town = in_a_mesh(2, 0).town
+    for rank in range(4):
+        assert all(keeper.process.alive for keeper in town.keepers)
+        box, keeper = FakeBox(10 + rank), town.keepers[rank // 2]
+        keeper.hear(box, JoinVote(rank, 4, 1, ()))
+        keeper.hear(box, Goodbye(rank, True, "well"))
+        town.pass_time()
+    town.pass_time(60 * S_NS)
+    assert not any(keeper.process.alive for keeper in town.keepers)
 
 
 def test_votes_of_ranks_that_are_not_there_are_refused() -> None:

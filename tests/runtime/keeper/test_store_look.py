@@ -97,6 +97,12 @@ def test_one_checkpoint_that_stays_unreadable_is_passed_over_by_name() -> None:
     assert room.offers() == [("store", 3)] and "step 5" in room.heard(StateOffered)[0].why
 
 
+def test_a_run_begins_where_it_was_asked_for_and_nowhere_else() -> None:
+    room = Room(3)
+    room.ask()
+    assert room.offers() == [("store", 3)] and room.keeper.events("run-begun") == []
+
+
 def test_another_jobs_checkpoints_are_refused_at_once_and_by_name() -> None:
     room = Room(3, 5, job="other")
     room.ask()

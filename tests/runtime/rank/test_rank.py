@@ -443,14 +443,22 @@ def test_a_keeper_that_dies_over_the_last_checkpoint_costs_it_nothing(tmp_path: 
     box.says(Released())
 
 
-def test_a_step_that_is_in_memory_no_more_is_not_asked_for_again(trainee: Trainee) -> None:
-    trainee.start()
+@pytest.mark.parametrize("step, asks_again", [(6, False), (7, True), (8, True)])
+def test_only_a_step_that_is_in_memory_no_more_is_not_asked_for_again(
+    tmp_path: Path, step: int, asks_again: bool
+) -> None:
+    room = RankRoom(tmp_path)
+    room.options = replace(room.options, has_store=True)
+    trainee = Trainee(room).start()
     answers: list[CheckpointDone] = []
     trainee.rank.persist(7, "for once", answers.append)
-    box = trainee.room.keepers.box
+    box = room.keepers.box
     [want] = box.of(WantCheckpoint)
-    box.says(CheckpointDone(want.ticket, False, 6, "not every rank holds it"))
-    assert [answer.step for answer in answers] == [6]
+    box.says(CheckpointDone(want.ticket, False, step, "it could not be"))
+    room.time.pass_ns(AGAIN_NS)
+    assert [answer.step for answer in answers] == ([] if asks_again else [step])
+    assert len(box.of(WantCheckpoint)) == 1 + asks_again
+    trainee.rank.abandon()
 
 
 def test_what_was_asked_for_and_stored_is_in_the_summary(tmp_path: Path) -> None:
@@ -476,6 +484,16 @@ def test_the_last_step_waits_for_a_slot(trainee: Trainee) -> None:
     assert not trainee.rank.may_end_last_step(), "the one before is being sealed"
     trainee.room.settle()
     assert trainee.rank.may_end_last_step()
+
+
+def test_a_last_step_that_does_not_count_waits_for_no_slot(trainee: Trainee) -> None:
+    trainee.start()
+    trainee.rank.begin_step()
+    trainee.rank.end_step(False, True, 1000, None)
+    trainee.room.trainer.run()
+    trainee.rank.begin_step()
+    trainee.lose_peer()
+    assert trainee.rank.may_end_last_step(), "though the one before is being sealed"
 
 
 def test_a_keeper_that_does_not_release_is_not_waited_for_for_ever(trainee: Trainee) -> None:

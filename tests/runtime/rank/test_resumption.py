@@ -4,6 +4,7 @@ what is over brings nothing any more."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,15 @@ def test_who_waits_says_so_until_the_vote_is_over(voter: Voter) -> None:
     voter.resumption.end()
     voter.room.time.pass_ns(2 * IMPATIENT_NS)
     assert len(voter.room.journal.of("waiting")) == 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_that_all_wait_is_told_by_one_of_them(voter: Voter, rank: int) -> None:
+    voter.room.who = replace(voter.room.who, rank=rank)
+    waiting = Voter(voter.trainee).resumption
+    waiting.delayed("the store does not answer")
+    told = [event.why for event in voter.room.journal.of("waiting")]
+    assert told == ["the store does not answer"] * (rank == 0)
 
 
 def test_work_of_a_vote_that_was_given_up_brings_nothing(voter: Voter) -> None:

@@ -98,3 +98,14 @@ def test_it_says_that_it_is_ready_and_gets_its_order(tmp_path: Path) -> None:
 def test_without_an_agent_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(AGENT_SOCKET, raising=False)
     assert standby.wait_for_order() is None
+
+
+@pytest.mark.parametrize("order", [None, BecomeRank(("python", "x.py"), {"RANK": "1"})])
+def test_it_becomes_what_it_is_told_to_be_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, order: BecomeRank | None
+) -> None:
+    became: list[BecomeRank] = []
+    monkeypatch.setattr(standby, "wait_for_order", lambda: order)
+    monkeypatch.setattr(standby, "become", became.append)
+    standby.main()
+    assert became == [order] * (order is not None)

@@ -293,6 +293,14 @@ def test_what_a_step_takes_is_learnt_from_the_targets(tmp_path: Path) -> None:
     page.close()
 
 
+def test_who_looks_for_a_horizon_makes_none(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for _ in range(5):
+        world.step()
+    with pytest.raises(OSError):
+        HorizonPage(MEMORY, tmp_path, make=False)
+
+
 def test_a_rank_that_moved_away_is_forgotten(tmp_path: Path) -> None:
     world = World(tmp_path)
     for _ in range(10):
