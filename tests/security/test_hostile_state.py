@@ -42,7 +42,7 @@ def rewrite_slot(path: Path, hostile: bytes) -> bool:
 
 def test_a_rewritten_memory_runs_nothing(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    training = Training(tmp_path / "1", str(tmp_path / "store"), KEEPSTEP_GRACE_S="60")
+    training = Training(tmp_path / "1", str(tmp_path / "store"), KEEPSTEP_GRACE_S="300")
     training.start(10, held=4)
     training.hold()
     training.process.kill()
@@ -58,6 +58,7 @@ def test_a_rewritten_memory_runs_nothing(tmp_path: Path) -> None:
     assert not mark.exists(), "what stood in the memory was run"
     assert code != 0 and "posix.mkdir" in said and "UntrustedError" in said, said
     assert {path: path.read_bytes() for path in slots} == before, "nobody removes it"
+    training.lose()
 
 
 def test_a_rewritten_bucket_runs_nothing(tmp_path: Path) -> None:

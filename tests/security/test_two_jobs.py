@@ -35,7 +35,7 @@ def test_another_job_is_refused_and_who_adopts_removes_nothing(tmp_path: Path) -
 
 def test_other_arguments_and_another_submission_are_the_same_job(tmp_path: Path) -> None:
     """Without a name given: the state that waits in memory is found, and the name is told."""
-    training = Training(tmp_path / "1", str(tmp_path / "store"), KEEPSTEP_GRACE_S="60")
+    training = Training(tmp_path / "1", str(tmp_path / "store"), KEEPSTEP_GRACE_S="300")
     training.environ = {k: v for k, v in training.environ.items() if k != "KEEPSTEP_JOB"}
     training.start(8, held=4, SLURM_JOB_ID="1")
     training.hold()
