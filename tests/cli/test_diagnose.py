@@ -150,6 +150,23 @@ def test_what_the_kernel_told_hours_before_is_of_no_use(
     assert verdict_of({**files, "kern.log": xid.encode()}, tmp_path).cause.name == kind
 
 
+INTRODUCED = (
+    "%s:%d:71 [0] NCCL INFO comm 0x55aa rank %d nranks 2 cudaDev 0 nvmlDev 0 busId 18000 - Init\n"
+)
+
+
+@pytest.mark.parametrize("bus", ["18", "3b"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_device_that_fell_off_the_bus_is_that_of_the_rank_on_its_host(
+    tmp_path: Path, rank: int, bus: str
+) -> None:
+    """Also where nobody has told which device it is: there is one rank on that host."""
+    log = "".join(INTRODUCED % (f"node{n}", 4711 + n, n) for n in range(2))
+    xid = f"Mar 14 09:00:00 node{rank} kernel: [9.123456] NVRM: Xid (PCI:0000:{bus}:00): 79, lost\n"
+    verdict = verdict_of({"job.out": log.encode() + STEPS, "kern.log": xid.encode()}, tmp_path)
+    assert (verdict.cause.name, verdict.rank) == ("gpu-lost", rank)
+
+
 def test_the_last_attempt_is_what_ended_the_job(tmp_path: Path) -> None:
     files = {
         "none_x/attempt_0/1/stderr.log": OOM,

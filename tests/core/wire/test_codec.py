@@ -191,11 +191,13 @@ def test_messages_of_a_union_are_told_apart_by_their_kind() -> None:
     class Letter:
         KIND: ClassVar[str] = "letter"
         content: Small | Other
+        beside: Small | Other | None = None
 
     globals()["Letter"] = Letter
     codec: Codec[Any] = Codec([Letter])
     for content in (Small(1, "a"), Other("b")):
-        assert codec.decode(codec.encode(Letter(content))) == Letter(content)
+        for letter in (Letter(content), Letter(content, content)):
+            assert codec.decode(codec.encode(letter)) == letter
     for wrong in ({"kind": "letter"}, {"why": "b"}, {"kind": "other"}, {"kind": []}, 3):
         with pytest.raises(NotAMessage):
             codec.decode(json.dumps({"kind": "letter", "content": wrong}).encode())

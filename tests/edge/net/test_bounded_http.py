@@ -46,6 +46,20 @@ def test_many_strangers_neither_keep_a_reader_out_nor_pile_up(
         stranger.close()
 
 
+def test_as_many_as_there_is_room_for_stay(server: BoundedServer) -> None:
+    strangers = [
+        socket.create_connection(("127.0.0.1", server.server_port))
+        for _ in range(MAX_CONNECTIONS - 1)
+    ]
+    with urlopen(f"http://127.0.0.1:{server.server_port}/", timeout=30) as answer:
+        answer.read()  # by now those before are served too
+    for stranger in strangers:
+        stranger.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            stranger.recv(1)
+        stranger.close()
+
+
 def test_who_is_connected_when_it_closes_is_hung_up_on(server: BoundedServer) -> None:
     stranger = socket.create_connection(("127.0.0.1", server.server_port))
     stranger.sendall(b"GET /")

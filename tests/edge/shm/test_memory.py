@@ -105,6 +105,18 @@ def test_who_is_making_a_page_this_moment_is_helped(tmp_path: Path) -> None:
     mapped.close()
 
 
+def test_what_a_later_writer_writes_is_newer_than_all_before(tmp_path: Path) -> None:
+    for count in (1, 3, 2):  # an odd number in all: neither half always holds the newest
+        writer = DoubleBufferedPage.ensure(MEMORY, tmp_path / "page")
+        for number in range(count):
+            body = b"%d of %d" % (number, count)
+            writer.write(body)
+            reader = DoubleBufferedPage.open(MEMORY, tmp_path / "page")
+            assert reader.read() == body
+            reader.close()
+        writer.close()
+
+
 def put_something_else(path: Path, what: str) -> None:
     match what:
         case "directory":
