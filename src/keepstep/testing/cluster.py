@@ -329,7 +329,7 @@ class KeeperCluster:
         for rank in machine.ranks:
             rank.box.close()
             rank.box = ensure_keeper(rank.settings, RANK_WITH_KEEPER)
-            rank.box.send(Attach(rank.rank, rank.world_size))
+            rank.box.send(Attach(rank.rank, rank.world_size, rank.permitted))
         members = tuple(
             replace(m, incarnation=machine.incarnation) if m.node == node else m
             for m in self.members

@@ -93,6 +93,7 @@ class ClusterRank:
         self.views: list[SlotView] = []
         self.look()
         self.offer: StateOffered | None = None
+        self.permitted: TrainingPermitted | None = None  # what it trains by
         self.epoch: int | None = None
         self.refused: str | None = None
         self.join()
@@ -131,6 +132,7 @@ class ClusterRank:
                 case StateOffered():
                     self.load(message)
                 case TrainingPermitted(epoch=epoch):
+                    self.permitted = message
                     self.go(epoch)
                 case VoteRefused(why):
                     self.refused = why
