@@ -5,7 +5,7 @@ Comes in: resource limits and control groups. Goes out: defects.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from keepstep.core.doctor.defect import Defect, DoctorCheck, broken, silence, warning
 from keepstep.model.machine_facts import UNLIMITED, MachineFacts, ProcessLimit
@@ -53,14 +53,14 @@ def processes(facts: MachineFacts) -> Iterator[Defect]:
 
 def locked_memory(facts: MachineFacts) -> Iterator[Defect]:
     """Whether RDMA can register memory."""
-    limit, devices = facts.limits.locked_bytes, facts.network.rdma_devices
-    if not devices:
-        return
-    if limit is None:
-        yield silence("the limit of locked memory")
-    elif limit.soft != UNLIMITED:
-        yield broken(
-            f"a process may lock {human_bytes(limit.soft)}, and there is {', '.join(devices)}",
+    devices = facts.network.rdma_devices
+    if devices:
+        yield from _unless_unlimited(
+            facts.limits.locked_bytes,
+            "locked memory",
+            lambda most: (
+                f"a process may lock {human_bytes(most)}, and there is {', '.join(devices)}"
+            ),
             "NCCL registers its buffers with RDMA devices, which locks them, and fails",
             "ulimit -l unlimited; for good: memlock unlimited in /etc/security/limits.conf, "
             "LimitMEMLOCK=infinity in the service, docker run --ulimit memlock=-1",
@@ -69,41 +69,45 @@ def locked_memory(facts: MachineFacts) -> Iterator[Defect]:
 
 def file_size(facts: MachineFacts) -> Iterator[Defect]:
     """Whether slots and checkpoints of any size can be made."""
-    limit = facts.limits.file_bytes
-    if limit is None:
-        yield silence("the limit of file sizes")
-    elif limit.soft != UNLIMITED:
-        yield broken(
-            f"a file may have {human_bytes(limit.soft)}",
-            "a slot is one file of a rank's whole state, and so are its checkpoints",
-            "ulimit -f unlimited",
-        )
+    return _unless_unlimited(
+        facts.limits.file_bytes,
+        "file sizes",
+        lambda most: f"a file may have {human_bytes(most)}",
+        "a slot is one file of a rank's whole state, and so are its checkpoints",
+        "ulimit -f unlimited",
+    )
 
 
 def address_space(facts: MachineFacts) -> Iterator[Defect]:
     """Whether address space is limited."""
-    limit = facts.limits.address_bytes
-    if limit is None:
-        yield silence("the limit of address space")
-    elif limit.soft != UNLIMITED:
-        yield broken(
-            f"a process may map {human_bytes(limit.soft)}",
-            "CUDA and slots map far more than they use, and fail",
-            "ulimit -v unlimited",
-        )
+    return _unless_unlimited(
+        facts.limits.address_bytes,
+        "address space",
+        lambda most: f"a process may map {human_bytes(most)}",
+        "CUDA and slots map far more than they use, and fail",
+        "ulimit -v unlimited",
+    )
 
 
 def processor_time(facts: MachineFacts) -> Iterator[Defect]:
     """Whether the kernel kills processes that compute for long."""
-    limit = facts.limits.cpu_s
+    return _unless_unlimited(
+        facts.limits.cpu_s,
+        "processor time",
+        lambda most: f"a process may compute for {most} s",
+        "the kernel ends ranks and keepers then, and again after every restart",
+        "ulimit -t unlimited",
+    )
+
+
+def _unless_unlimited(
+    limit: ProcessLimit | None, of: str, found: Callable[[int], str], why: str, fix: str
+) -> Iterator[Defect]:
+    """Any limit of this is too low. `found`: what there is, in words."""
     if limit is None:
-        yield silence("the limit of processor time")
+        yield silence(f"the limit of {of}")
     elif limit.soft != UNLIMITED:
-        yield broken(
-            f"a process may compute for {limit.soft} s",
-            "the kernel ends ranks and keepers then, and again after every restart",
-            "ulimit -t unlimited",
-        )
+        yield broken(found(limit.soft), why, fix)
 
 
 def core_dumps(facts: MachineFacts) -> Iterator[Defect]:

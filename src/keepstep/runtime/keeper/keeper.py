@@ -267,8 +267,8 @@ class Keeper:
     def _rank_attached(self, box: Box, attached: Attach) -> None:
         rank, permitted = attached.rank, attached.permitted
         self._rank_came(box, rank, attached.world_size)
-        is_training = "is training and" if permitted is not None else "will ask where to resume and"
-        why = f"rank {rank} (process {box.pid}) {is_training} found this keeper"
+        doing = "is training" if permitted is not None else "will ask where to resume"
+        why = f"rank {rank} (process {box.pid}) {doing} and found this keeper"
         self._journal.record("rank-attached", why, rank=rank, pid=box.pid)
         if permitted is None:
             # what its page and its slots say is of a mesh before: nothing of it is being trained

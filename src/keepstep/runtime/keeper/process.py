@@ -47,14 +47,13 @@ class JobLock:
     """See `KeeperLock`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises what `claim_job_dir` raises."""
         self._settings = settings
         self._path = settings.job_dir / LOCK
         self._fd: int | None = None
-        claim_job_dir(settings.job_dir)
 
     def take(self) -> bool:
-        """See `KeeperLock`. Others can read what the keeper acts on, then."""
+        """See `KeeperLock`. Others can read what the keeper acts on, then. Raises what
+        `claim_job_dir` raises."""
         self.close()
         claim_job_dir(self._settings.job_dir)  # the keeper before removes it when it ends
         try:

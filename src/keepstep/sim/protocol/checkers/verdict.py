@@ -4,6 +4,8 @@ An attempt is followed by another one only after its verdict, which is written o
 the agents meet, and which says that the job is done only when all ranks have done their last step;
 who asks where to resume hears of it before all is over, unless it dies.
 
+When the job has ended and all of its machines are gone, others that come begin another run.
+
 And nobody gives up, but where something else took the machine's memory, the store was not there to
 be looked at, or ranks in the middle of the job were offered a fresh start.
 
