@@ -8,6 +8,12 @@ pages are there. Schemes take turns; CPU time, because other processes share the
 
     python benchmarks/capture_pass.py
     python benchmarks/capture_pass.py --mib 512 --rounds 30 --json
+
+And what a small tensor costs beside its bytes: `tensor by tensor` copies each by a memcpy of its
+own, from a list that is made each time, as it was; `table` is what a capture does now; `compared`
+reads tensor and slot, and writes and hashes nothing, as if all were found unchanged.
+
+    python benchmarks/capture_pass.py --tensors 300 5000 --bytes 256
 """
 
 from __future__ import annotations
@@ -19,12 +25,16 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from keepstep.coding.checksum import BLOCK_BYTES, block_checksums, running_checksum
-from keepstep.edge.shm.memory import MEMORY, MappedFile, copy, copy_all
-from keepstep.model.units import GIB, KIB, MIB
+from keepstep.edge.shm.copy_table import WINDOW_BYTES, CopyTable, SlotCopy
+from keepstep.edge.shm.memory import MEMORY, MappedFile, copy, copy_all, equal
+from keepstep.edge.shm.one_pass import copy_and_hash
+from keepstep.edge.shm.slot import Slot
+from keepstep.model.layout import ALIGN_BYTES
+from keepstep.model.units import GIB, KIB, MIB, round_up
 
 TENSOR_BYTES = 2 * MIB + 64  # no multiple of a block
 
@@ -88,6 +98,60 @@ def compare(nbytes: int, rounds: int, directory: Path) -> dict[str, float]:
     return {name: statistics.median(seconds) for name, seconds in taken.items()}
 
 
+def tensor_by_tensor(slot: Slot, places: Sequence[tuple[int, int, int]], end: int) -> list[int]:
+    """Small copies as they were until there was a table. Returns the blocks' checksums."""
+    rest = sorted(SlotCopy(*place) for place in places)
+    sums, done, base = [], 0, slot.payload_address
+    for block in range(0, end, slot.block_bytes):
+        running = running_checksum()
+        for at in range(block, min(block + slot.block_bytes, end), WINDOW_BYTES):
+            stop = min(at + WINDOW_BYTES, block + slot.block_bytes, end)
+            first = done
+            while done < len(rest) and rest[done].offset < stop:
+                done += 1
+            copy_all((base + o, source, nbytes) for o, source, nbytes in rest[first:done])
+            running.update(slot.payload[at:stop])
+        sums.append(running.intdigest())
+    return sums
+
+
+def compare_small(tensors: int, nbytes: int, rounds: int, directory: Path) -> dict[str, float]:
+    """CPU microseconds for each tensor, medians."""
+    stride = round_up(nbytes, ALIGN_BYTES)
+    end = tensors * stride
+    made = [ctypes.create_string_buffer(os.urandom(nbytes), nbytes) for _ in range(tensors)]
+    places = [(i * stride, ctypes.addressof(one), nbytes) for i, one in enumerate(made)]
+    slot = Slot.create(MEMORY, directory / "small", end, 1)
+    base = slot.payload_address
+    table = CopyTable(SlotCopy(*place) for place in places)
+    schemes: dict[str, Callable[[], object]] = {
+        "tensor by tensor": lambda: tensor_by_tensor(slot, places, end),
+        "table": lambda: copy_and_hash(slot, [table], end, (), lambda: False),
+        "compared": lambda: all(equal(base + at, source, size) for at, source, size in places),
+    }
+    assert list(copy_and_hash(slot, [table], end, (), lambda: False).values()) == tensor_by_tensor(
+        slot, places, end
+    )
+    taken: dict[str, list[float]] = {name: [] for name in schemes}
+    other = ctypes.create_string_buffer(8 * MIB)  # what training does to the cache
+    for _ in range(rounds):
+        for name, scheme in schemes.items():
+            ctypes.memset(other, 0, len(other))
+            began = time.thread_time()
+            scheme()
+            taken[name].append((time.thread_time() - began) * 1e6 / tensors)
+    slot.close()
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def tell_small(args: argparse.Namespace, room: Path) -> None:
+    for tensors in args.tensors:
+        figures = compare_small(tensors, args.bytes, args.rounds, room)
+        words = ", ".join(f"{name} {us:.3f}" for name, us in figures.items())
+        load = os.getloadavg()[0]
+        print(f"{tensors:6} tensors of {args.bytes} bytes, us each: {words}  [load {load:.1f}]")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -95,8 +159,13 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=160)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tensors", type=int, nargs="+", help="compare small tensors")
+    parser.add_argument("--bytes", type=int, default=256, help="of each small tensor")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="capture-pass-", dir="/dev/shm") as room:
+        if args.tensors:
+            tell_small(args, Path(room))
+            return
         figures = compare(args.mib * MIB, args.rounds, Path(room))
     load = os.getloadavg()[0]
     if args.json:

@@ -8,8 +8,10 @@ gather, and the full road. Beside them a yardstick: one visit of each tensor (`d
 the least that any look at them costs. Times are CPU times of the trainer's thread: a loaded machine
 makes them longer (caches, a core's other thread), the ratios less so.
 
-The job's steps last 100 ms, most of it asleep, as behind an accelerator. Blocks of steps with a
-boundary and without one take turns in one process; its slowdown is that of their medians.
+The job's steps last 100 ms, most of it asleep, as behind an accelerator. Three blocks of steps take
+turns in one process: with a boundary; without one; of a twin that keepstep knows nothing of. The
+slowdown is that of their medians. The hooks in front of and behind an update are in both of the
+former. Beside it the CPU time of the thread that copies.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import argparse
 import os
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,22 +35,29 @@ from keepstep.edge.torch.state import Protected
 TENSORS_PER_PARAMETER = 4  # itself, and what AdamW keeps
 STEP_S = 0.1
 BLOCK_STEPS = 20
-BLOCKS = 10
+BLOCKS = 15
+KINDS = ("boundary", "none", "twin")
 
 
-def training(tensors: int) -> tuple[Protected, Callable[[], None]]:
-    """A network of so many tensors with its optimizer's state, and its step."""
+def network(tensors: int) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+    """Of so many tensors with its optimizer's state, and its step."""
     layers = tensors // TENSORS_PER_PARAMETER // 2
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers)))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    protected = Protected.of({"model": model, "optimizer": optimizer}, lazy=True)
-    optimizer.register_step_post_hook(protected.used_gradients.updated)
 
     def step() -> None:
         optimizer.zero_grad()
-        model(torch.randn(2, 8)).sum().backward()
+        model(torch.randn(2, 8)).square().mean().backward()
         optimizer.step()
 
+    return model, optimizer, step
+
+
+def training(tensors: int) -> tuple[Protected, Callable[[], None]]:
+    """What `protect` would make of it, and its step."""
+    model, optimizer, step = network(tensors)
+    protected = Protected.of({"model": model, "optimizer": optimizer}, lazy=True)
+    optimizer.register_step_post_hook(protected.used_gradients.updated)
     return protected, step
 
 
@@ -76,33 +87,44 @@ def measure(tensors: int, rounds: int) -> None:
     print(f"{len(found):6} tensors, ms: {', '.join(words)}; load {load:.1f}", flush=True)
 
 
+def capture_cpu_ms() -> float:
+    """What the thread that copies has computed so far."""
+    for thread in threading.enumerate():
+        if thread.name == "keepstep-capture":
+            text = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text()
+            return int(text.split()[0]) / 1e6
+    raise LookupError("no thread of this process copies")
+
+
 def job(tensors: int, blocks: int) -> None:
     """A whole job, keeper and all, in a job directory of its own."""
-    layers = tensors // TENSORS_PER_PARAMETER // 2
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers)))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    times: dict[bool, list[float]] = {False: [], True: []}
+    model, optimizer, step = network(tensors)
+    _, _, twins_step = network(tensors)
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as arena:
         places = {"arena_dir": arena, "state_dir": f"{arena}/state", "job": "gather"}
         running = keepstep.protect(places, model=model, optimizer=optimizer)
         for number in range(blocks * BLOCK_STEPS):
-            is_saved = bool(number // BLOCK_STEPS % 2)
+            kind = KINDS[number // BLOCK_STEPS % len(KINDS)]
             began = time.perf_counter()
-            if is_saved:
+            if kind == "boundary":
                 running.step_begin()
-            optimizer.zero_grad()
-            model(torch.randn(2, 8)).sum().backward()
-            optimizer.step()
+            (twins_step if kind == "twin" else step)()
             time.sleep(max(0.0, STEP_S - (time.perf_counter() - began)))
-            if is_saved:
+            if kind == "boundary":
                 running.step_end()
-            times[is_saved].append(time.perf_counter() - began)
+            times[kind].append(time.perf_counter() - began)
+        captured, skipped, torn = running._rank._capture.counts
+        copying_ms = capture_cpu_ms() / captured
         running.close()
-    plain, saved = (statistics.median(times[is_saved]) for is_saved in (False, True))
+    saved, plain, twin = (statistics.median(times[kind]) * 1e3 for kind in KINDS)
     load = os.getloadavg()[0]
     print(
-        f"{tensors} tensors: step {plain * 1e3:.1f} ms, with a boundary {saved * 1e3:.1f} ms: "
-        f"{saved / plain - 1:+.1%}; load {load:.1f}"
+        f"{tensors} tensors: step of the twin {twin:.1f} ms, without a boundary {plain:.1f} ms, "
+        f"with one {saved:.1f} ms: {saved / plain - 1:+.1%} to that, {saved / twin - 1:+.1%} to "
+        f"the twin; {captured} steps captured, {skipped} skipped, {torn} torn; the copying thread "
+        f"{copying_ms:.2f} CPU ms each, {copying_ms / tensors * 1e3:.2f} us a tensor; "
+        f"load {load:.1f}"
     )
 
 

@@ -2,8 +2,9 @@
 verdict.
 
 In come names, rounds, and what the kernel says of load and CPU; out come an order of turns, a
-`Noise` for each span that was watched, and a sentence that says why there is no verdict. It
-measures no contender and prints nothing.
+`Noise` for each span that was watched, and a sentence that says why there is no verdict; a job
+under `keepstep run`, run to its end; and runs of several ways in turn, printed as they end. It
+measures no contender.
 
 Invariant: a span in which other processes took more than `OTHERS_CORES_LIMIT` cores, or a run that
 began above `LOAD_LIMIT`, never gives a verdict. The load average alone would not do: within a run
@@ -12,15 +13,22 @@ it counts what is measured. So CPU time is compared: all that the machine spent,
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import os
 import platform
+import shutil
 import signal
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 LOAD_LIMIT = 0.5  # of the last minute, when a run begins
 OTHERS_CORES_LIMIT = 0.15  # of one core, on average over a span: what an idle desktop takes
@@ -39,6 +47,37 @@ def turns(names: Sequence[str], rounds: int) -> list[list[str]]:
     return order
 
 
+def in_turn(
+    ways: Sequence[str],
+    args: argparse.Namespace,
+    one: Callable[[str, int], dict[str, Any]],
+) -> dict[str, Any]:
+    """A report of what `one` finds of each way with a seed, the same for all ways of a round.
+    args: `rounds`, the first `seed`, and `json`, without which each run is printed as it ends."""
+    report: dict[str, Any] = {"machine": machine(), "load_before": os.getloadavg()[0], "runs": []}
+    for seed, row in enumerate(turns(ways, args.rounds), start=args.seed):
+        for way in row:
+            report["runs"].append(one(way, seed))
+            if not args.json:
+                print(f"  {report['runs'][-1]}", flush=True)
+    report["load_after"] = os.getloadavg()[0]
+    return report
+
+
+def print_loads(report: dict[str, Any]) -> None:
+    """Of a report of `in_turn`."""
+    print(f"{report['machine']}; load {report['load_before']:.1f} before, ", end="")
+    print(f"{report['load_after']:.1f} after, its own jobs among it")
+
+
+def tell(report: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], None]) -> None:
+    """Print it: for programs, or as `show` does."""
+    if as_json:
+        json.dump(report, sys.stdout)
+    else:
+        show(report)
+
+
 def median(values: Iterable[float | None]) -> float | None:
     """Of those that were measured; None when none was."""
     found = [value for value in values if value is not None]
@@ -48,6 +87,40 @@ def median(values: Iterable[float | None]) -> float | None:
 def cores(count: int) -> list[int]:
     """The first cores that this process may use: for all contenders the same ones."""
     return sorted(os.sched_getaffinity(0))[:count]
+
+
+@contextlib.contextmanager
+def trained(
+    job: str,
+    nproc: int,
+    command: Callable[[Path], Sequence[str]],
+    within_s: float,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[Path]:
+    """A job to its end, in a directory of its own in memory, which is there for as long as the
+    body. command: what `keepstep run` starts, given that directory. Raises
+    subprocess.CalledProcessError, subprocess.TimeoutExpired."""
+    home = Path(tempfile.mkdtemp(prefix=f"keepstep-{job}-", dir="/dev/shm"))
+    run = [sys.executable, "-m", "keepstep.cli.main", "run", "--nproc-per-node", str(nproc)]
+    try:
+        subprocess.run(
+            [*run, *command(home)],
+            env={
+                **os.environ,
+                "KEEPSTEP_JOB": job,
+                "KEEPSTEP_ARENA_DIR": str(home),
+                "KEEPSTEP_STATE_DIR": str(home / "state"),
+                "KEEPSTEP_GRACE_S": "0",
+                "KEEPSTEP_LOG": "quiet",
+                **(environ or {}),
+            },
+            check=True,
+            timeout=within_s,
+            stdout=subprocess.DEVNULL,
+        )
+        yield home
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def marked(mark: str) -> list[int]:

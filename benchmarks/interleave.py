@@ -354,7 +354,7 @@ def make(
     receiving, told, me = Receiving(case.bytes_per_s), Told(), Identity(JOB, node, 1)
     window_bytes = 1 << 30 if name == "naive" else case.reserve_bytes
     reserve = Reserve(window_bytes, parts)
-    pacing = Pacing(job_dir, host, MEMORY, CLOCK, told, interface_of, reserve) if gated else None
+    pacing = Pacing(job_dir, [host], MEMORY, CLOCK, told, interface_of, reserve) if gated else None
     if pacing is not None:
         pacing.trace = deque()  # all of it
     gate = LockedGate(pacing) if pacing else None

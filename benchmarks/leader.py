@@ -24,6 +24,7 @@ from typing import Any, cast
 from keepstep.core.wire.connection import Connection
 from keepstep.core.wire.messages import encode
 from keepstep.core.wire.plausible import flaw_of_peer
+from keepstep.edge.os.clock import CLOCK
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.messages.peers import MeshMessage, NodeReport, RanksReport
 from keepstep.model.snapshot import Stamp
@@ -134,7 +135,9 @@ def measure(nodes: int, steps: int) -> str:
     mesh = mesh_of(nodes)
     far, near = connected()
     words = cast(MeshLinks, Words(mesh, near))
-    leader = Leader(words, parse_policy("copies:2"), cast(Journal, Quiet()), lambda word: None)
+    leader = Leader(
+        words, parse_policy("copies:2"), CLOCK, cast(Journal, Quiet()), lambda word: None
+    )
     leader.resumed(EPOCH)
     each: list[float] = []
     for step in range(steps):

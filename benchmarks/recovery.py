@@ -6,10 +6,17 @@ Interleaved: each job is started `--rounds` times, the order turned each time.
 
     python benchmarks/recovery.py           # 20 kills each: about a quarter of an hour on two cores
     python benchmarks/recovery.py --quick   # 5 kills each
+    python benchmarks/recovery.py --ranks 2 --mib 1024 --only "prebuilt,standby,no standby"
     python benchmarks/recovery.py --json
+
+With `--mib` each rank has so much state of its own beside the network, changed by every step.
+Behind the first step after each restore all of it is compared with what that step makes of it; a
+difference ends the benchmark with an error.
 
 standby     keepstep run, `with step:`: the others stay in their process, the one that stands by
             takes the dead one's place.
+prebuilt    With --mib: the same with --prebuild; the process that stands by has made the large
+            state, too.
 no standby  The same with --standby 0: a new process takes the place, and imports torch first.
 restart     keepstep run of a program that knows neither `with step:` nor keepstep's groups: all
             ranks start anew, from memory.
@@ -42,6 +49,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from keepstep.edge.os.journal import JournalTail
 from keepstep.model.events import Event
@@ -51,20 +59,50 @@ PATIENCE_S = 180.0
 CALM_STEPS = 20  # between the end of a recovery and the next kill
 FOREVER = 1 << 40
 NEXT_STEP_TARGET_S = {"standby": 1.5, "no standby": 3.0}
+LARGE_TARGET_S = {"prebuilt": 1.0, "standby": 1.0, "no standby": 4.0}  # of 1 GiB a rank
 KNEW_TARGET_S = 0.5
-VARIANTS = ("standby", "no standby", "restart", "torchrun")
+MIB = "RECOVERY_MIB"  # of large_state.py
+VARIANTS = ("prebuilt", "standby", "no standby", "restart", "torchrun")
+STANDING_BY = ("prebuilt", "standby")
 
 
 # -- what is killed
 
 
-def train(variant: str, room: Path, step_s: float) -> None:
+class Ballast:
+    """A large state: after step n each of its numbers is -(n + 1), exactly."""
+
+    def __init__(self, mib: int) -> None:
+        import torch
+
+        import keepstep
+
+        if not mib:
+            self.state: dict[str, Any] = {}
+            return
+        self._weights = keepstep.prebuilt("large_state:weights")
+        self._gradient = torch.ones(1).expand_as(self._weights)  # takes no memory, nor time
+        self.optimizer = torch.optim.SGD([self._weights], lr=1.0)
+        self.state = {"weights": self._weights, "weights_optimizer": self.optimizer}
+
+    def check(self, step: int) -> None:
+        """Behind `step`, which may be the first one after a restore: it added the same to all."""
+        if not bool((self._weights == -float(step + 1)).all()):
+            raise SystemExit(f"what was restored is not what step {step - 1} left")
+
+    def update(self) -> None:
+        self._weights.grad = self._gradient
+        self.optimizer.step()
+        self._weights.grad = None  # else it were part of the state
+
+
+def train(variant: str, room: Path, step_s: float, mib: int) -> None:
     """One rank, until it is ended. Tells every step it has finished."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    stays = variant in ("standby", "no standby")
+    stays = variant in (*STANDING_BY, "no standby")
     if stays:
         import keepstep
 
@@ -75,6 +113,7 @@ def train(variant: str, room: Path, step_s: float) -> None:
     mlp = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64))
     model = torch.nn.parallel.DistributedDataParallel(mlp)
     optimizer = torch.optim.AdamW(model.parameters())
+    ballast = Ballast(mib)
     told = open(room / f"rank-{dist.get_rank()}", "ab", buffering=0)  # noqa: SIM115
 
     def body(step: int) -> None:
@@ -82,6 +121,8 @@ def train(variant: str, room: Path, step_s: float) -> None:
         time.sleep(step_s)  # what a device would compute meanwhile
         model(torch.randn(8, 64)).square().mean().backward()
         optimizer.step()
+        if mib:
+            ballast.update()
         told.write(RECORD.pack(step, time.monotonic_ns(), os.getpid()))
 
     if variant == "torchrun":
@@ -108,12 +149,16 @@ def train(variant: str, room: Path, step_s: float) -> None:
 
     import keepstep
 
-    for step in keepstep.protect(model=model, optimizer=optimizer).steps(FOREVER):
+    last = -2
+    for step in keepstep.protect(model=model, optimizer=optimizer, **ballast.state).steps(FOREVER):
         if stays:
             with step:
                 body(step)
         else:
             body(step)
+        if mib and step != last + 1:
+            ballast.check(step)  # when the step has been told: no program would do this
+        last = int(step)
 
 
 # -- killing it
@@ -142,7 +187,7 @@ class Recovery:
 class Ranks:
     """A running job, seen from outside."""
 
-    def __init__(self, variant: str, ranks: int, room: Path, step_s: float) -> None:
+    def __init__(self, variant: str, ranks: int, room: Path, step_s: float, mib: int) -> None:
         self.variant, self.room = variant, room
         room.mkdir()
         self.told: list[list[Told]] = [[] for _ in range(ranks)]
@@ -151,7 +196,7 @@ class Ranks:
             file.seek(0)
         self.events: list[Event] = []
         self._journal = JournalTail(room / "j" / "journal.jsonl")
-        program = [__file__, "--train", variant, str(room), str(step_s)]
+        program = [__file__, "--train", variant, str(room), str(step_s), str(mib)]
         if variant == "torchrun":
             command = [
                 "torch.distributed.run",
@@ -175,7 +220,8 @@ class Ranks:
             ]
             command += [
                 "--standby",
-                str(int(variant == "standby")),
+                str(int(variant in STANDING_BY)),
+                *(["--prebuild", "large_state:weights"] if variant == "prebuilt" else []),
                 "--arena-dir",
                 str(room),
                 "--state-dir",
@@ -184,7 +230,12 @@ class Ranks:
             ]
         # torchrun keeps one store over its restarts and then meets a dead rank 0's address
         # (pytorch#135712).
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        environ = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            MIB: str(mib),
+        }
         with open(room / "log", "wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *command], stdout=log, stderr=log, env=environ
@@ -218,7 +269,7 @@ class Ranks:
     def until_calm(self) -> None:
         self.until(lambda: all(self.told), "a step of every rank")
         self.until_all_reached(max(told[-1].step for told in self.told) + CALM_STEPS)
-        if self.variant == "standby":
+        if self.variant in STANDING_BY:
             count = lambda kind: sum(event.kind == kind for event in self.events)  # noqa: E731
             self.until(
                 lambda: count("standby-ready") > count("rank-respawned"), "a process that stands by"
@@ -299,7 +350,7 @@ class Line:
         }
 
 
-def show(lines: list[Line], step_ms: float) -> None:
+def show(lines: list[Line], step_ms: float, is_large: bool) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -327,7 +378,7 @@ def show(lines: list[Line], step_ms: float) -> None:
         table.add_column(name, justify="right" if name else "left")
     for line in lines:
         f = line.figures()
-        target_s = NEXT_STEP_TARGET_S.get(line.variant)
+        target_s = (LARGE_TARGET_S if is_large else NEXT_STEP_TARGET_S).get(line.variant)
         knew = ["", "", ""]
         if "knew_n" in f:
             knew = [
@@ -363,6 +414,7 @@ def measure(args: argparse.Namespace, room: Path) -> list[Line]:
                 args.ranks,
                 room / f"{line.variant.replace(' ', '-')}-{turn}",
                 args.step_ms / 1e3,
+                args.mib,
             )
             try:
                 for _ in range(kills):
@@ -378,7 +430,7 @@ def measure(args: argparse.Namespace, room: Path) -> list[Line]:
 
 def main() -> None:
     if sys.argv[1:2] == ["--train"]:
-        return train(sys.argv[2], Path(sys.argv[3]), float(sys.argv[4]))
+        return train(sys.argv[2], Path(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -387,10 +439,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="over which the kills are spread")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument("--mib", type=int, default=0, help="more state of each rank")
     parser.add_argument("--only", default=",".join(VARIANTS), help="comma separated")
     parser.add_argument("--seed", type=int, default=0, help="of the moments within a step")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if not args.mib:
+        args.only = args.only.removeprefix("prebuilt,")
+    elif "torchrun" in args.only:
+        parser.error("--mib: torchrun's checkpoint has no room for it; name others with --only")
     if args.quick:
         args.kills, args.rounds = 5, 1
     room = Path(tempfile.mkdtemp(prefix="recovery-", dir="/dev/shm"))
@@ -401,7 +458,7 @@ def main() -> None:
     if args.json:
         print(json.dumps([line.figures() for line in lines]))
     else:
-        show(lines, args.step_ms)
+        show(lines, args.step_ms, is_large=args.mib >= 1024)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,17 @@ status` does, and notes how many completed steps a kill would cost at that momen
 
     python benchmarks/recovery_point.py                         # 4 ranks of 512 MiB, steps of 0.1 s
     python benchmarks/recovery_point.py --ranks 8 --mib 128 --step-s 0.05
+    python benchmarks/recovery_point.py --kills 20              # and what kills cost indeed
     python benchmarks/recovery_point.py --json
 
-Reported: the period at which steps are captured, the bound that follows from it, and how many
-steps a kill would have cost: the median, the 99th percentile and the most, after the first tenth
-of the steps. The load average stands beside them: on a loaded machine captures take longer.
+With `--kills` ranks get SIGKILL in turn, at random moments that are spread over the steps; the next
+one comes when all have done some steps after the one before. Whoever resumes looks at each number
+of its state: a step that is not whole ends the benchmark with an error.
+
+Reported: the period at which steps are captured, the bound that follows from it, and how many steps
+a kill would have cost: the median, the 99th percentile and the most, after the first tenth of the
+steps; and what each kill has cost, as the vote told it. The load average stands beside them: on a
+loaded machine captures take longer.
 """
 
 from __future__ import annotations
@@ -18,6 +24,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -27,12 +35,14 @@ from pathlib import Path
 
 from keepstep.core.resume.cadence import at_most_lost_steps
 from keepstep.core.resume.cut import cut, holding_of
+from keepstep.edge.os.journal import JournalTail
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import StatusPages
-from keepstep.model.snapshot import RankStatus
+from keepstep.model.snapshot import Phase, RankStatus
 
 SAMPLE_S = 0.005
 WARM_UP = 0.1  # of the steps
+CALM_STEPS = 5  # done by all after a recovery, before the next kill
 PROGRAM = """
 import sys, time
 import torch, torch.distributed as dist
@@ -41,16 +51,22 @@ mib, steps, step_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 torch.set_num_threads(1)
 keepstep.init_process_group()
 weights = torch.zeros(mib << 18)
-optimizer = torch.optim.SGD([torch.nn.Parameter(weights)], lr=1e-3)
+optimizer = torch.optim.SGD([torch.nn.Parameter(weights)], lr=1.0)  # whole numbers: exact
 weight = optimizer.param_groups[0]["params"][0]
-weight.grad = torch.ones(weight.shape)
+ones = torch.ones(weight.shape)
 job = keepstep.protect(weight=weight, optimizer=optimizer)
+last = -1
 for step in job.steps(steps):
+    if step != last + 1 or last == -1:  # restored, in a new process or in this one
+        assert bool((weight == -float(step)).all()), f"what was restored is not step {step - 1}"
+    last = int(step)
     with step:
         began = time.perf_counter()
         time.sleep(max(0.0, 0.8 * step_s))
         dist.barrier()
+        weight.grad = ones
         optimizer.step()
+        weight.grad = None  # else it were part of the state
         time.sleep(max(0.0, step_s - (time.perf_counter() - began)))
 """
 
@@ -63,10 +79,12 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=512, help="state of a rank")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--step-s", type=float, default=0.1)
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as home:
-        behind, period = measure(args, Path(home))
+        behind, period, cost = measure(args, Path(home))
     report = {
         "ranks": args.ranks,
         "mib": args.mib,
@@ -76,6 +94,8 @@ def main() -> None:
         "median_steps": statistics.median(behind),
         "p99_steps": statistics.quantiles(behind, n=100)[98],
         "most_steps": max(behind),
+        "kills": len(cost),
+        "most_lost_steps": max(cost, default=0),
         "load": os.getloadavg()[0],
     }
     if args.json:
@@ -85,28 +105,28 @@ def main() -> None:
         print(f"{name:>14}  {value:.3g}")
 
 
-def measure(args: argparse.Namespace, home: Path) -> tuple[list[int], int]:
-    """Completed steps that a kill would have cost, moment by moment, and the longest period."""
-    script = home / "train.py"
-    script.write_text(PROGRAM)
-    environment = os.environ | {
-        "KEEPSTEP_ARENA_DIR": str(home),
-        "KEEPSTEP_STATE_DIR": str(home / "state"),
-        "KEEPSTEP_JOB": "point",
-        "OMP_NUM_THREADS": "1",
-    }
-    numbers = map(str, (args.mib, args.steps, args.step_s))
-    command = [
-        sys.executable,
-        "-m",
-        "keepstep.cli.main",
-        "run",
-        "--standby",
-        "0",
-        "--nproc-per-node",
-    ]
-    command += [str(args.ranks), str(script), *numbers]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+def measure(args: argparse.Namespace, home: Path) -> tuple[list[int], int, list[int]]:
+    """Completed steps that a kill would have cost, moment by moment; the longest period; and what
+    each kill has cost."""
+    process = start(args, home)
+    killer = Killer(args, JournalTail(home / "state" / "point" / "journal.jsonl"))
+    try:
+        behind, period = watch(args, home, process, killer)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    killer.read()
+    if process.returncode or not behind:
+        raise SystemExit(f"the job ended with code {process.returncode}")
+    if len(killer.cost) != args.kills:
+        raise SystemExit(f"expected {args.kills} kills and as many votes, found {killer.cost}")
+    return behind, period, killer.cost
+
+
+def watch(
+    args: argparse.Namespace, home: Path, process: subprocess.Popen[bytes], killer: Killer
+) -> tuple[list[int], int]:
     behind: list[int] = []
     period = 1
     pages: StatusPages | None = None
@@ -118,11 +138,69 @@ def measure(args: argparse.Namespace, home: Path) -> tuple[list[int], int]:
         found = list(pages.read_all().values())
         if len(found) < args.ranks or min(s.completed_step for s in found) < WARM_UP * args.steps:
             continue
-        behind.append(lost_steps(found, args.ranks))
+        if all(status.phase not in (Phase.RESTORE, Phase.STARTING) for status in found):
+            behind.append(lost_steps(found, args.ranks))
         period = max(period, *(s.span_steps for s in found))
-    if process.returncode or not behind:
-        raise SystemExit(f"the job ended with code {process.returncode}")
+        killer.look(found)
     return behind, period
+
+
+def start(args: argparse.Namespace, home: Path) -> subprocess.Popen[bytes]:
+    script = home / "train.py"
+    script.write_text(PROGRAM)
+    environment = os.environ | {
+        "KEEPSTEP_ARENA_DIR": str(home),
+        "KEEPSTEP_STATE_DIR": str(home / "state"),
+        "KEEPSTEP_JOB": "point",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "keepstep.cli.main", "run"]
+    command += ["--standby", str(int(args.kills > 0)), "--max-restarts", str(10 * args.kills + 3)]
+    command += ["--nproc-per-node", str(args.ranks), str(script)]
+    command += map(str, (args.mib, args.steps, args.step_s))
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+
+
+class Killer:
+    """Kills ranks, spread over the steps that are left after the warm-up. `cost`: of each, the
+    completed steps that were lost."""
+
+    def __init__(self, args: argparse.Namespace, journal: JournalTail) -> None:
+        moments = random.Random(args.seed)
+        span = (1 - WARM_UP) * 0.9 * args.steps / max(1, args.kills)
+        self._at_steps = [
+            WARM_UP * args.steps + span * (number + moments.random() / 2)
+            for number in range(args.kills)
+        ]
+        self._ranks = args.ranks
+        self._journal = journal
+        self._votes: list[int] = []
+        self._calm_from_step = 0
+        self._killed = 0
+        self._delay_s = [moments.uniform(0, args.step_s) for _ in range(args.kills)]
+
+    @property
+    def cost(self) -> list[int]:
+        return self._votes[1:]  # the first one is the job's beginning
+
+    def read(self) -> None:
+        for event in self._journal.read():
+            if event.kind == "resumed":
+                self._votes.append(int(event.data["lost_steps"]))
+                self._calm_from_step = int(event.data["step"]) + CALM_STEPS
+
+    def look(self, found: list[RankStatus]) -> None:
+        """Kill the next one, if it is its turn."""
+        self.read()
+        if self._killed == len(self._at_steps) or len(self._votes) <= self._killed:
+            return
+        completed = min(status.completed_step for status in found)
+        if completed < max(self._at_steps[self._killed], self._calm_from_step):
+            return
+        time.sleep(self._delay_s[self._killed])
+        [pid] = [status.pid for status in found if status.rank == self._killed % self._ranks]
+        os.kill(pid, signal.SIGKILL)
+        self._killed += 1
 
 
 def find_pages(home: Path) -> StatusPages | None:

@@ -35,6 +35,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from keepstep.coding.checksum import checksum
+from keepstep.core.wire.streams import StreamLimits
 from keepstep.core.wire.traffic import LinkOptions
 from keepstep.edge.net import tcp
 from keepstep.edge.net.peers import PeerOptions, Peers
@@ -97,7 +98,7 @@ class Keeper:
 def keepers(
     node: int,
     ring: memoryview,
-    channels: int,
+    streams: int,
     secret: bytes,
     job: bytes,
     pacer: tcp.Pacer | None = None,
@@ -105,7 +106,9 @@ def keepers(
 ) -> tuple[Peers, Keeper]:
     keeper = Keeper(ring)
     me = Identity(job, node, 1)
-    options = LinkOptions(hashing=HASHING, block_channels=channels, format=FORMATS[secured])
+    options = LinkOptions(
+        hashing=HASHING, streams=StreamLimits.of(streams), format=FORMATS[secured]
+    )
     peers = Peers(
         lambda shell: new_link_table(me, secret, keeper, shell, options),
         PeerOptions(pacer=pacer),
@@ -113,23 +116,23 @@ def keepers(
     return peers, keeper
 
 
-def receiver(pipe: Pipe, channels: int, block_bytes: int, secret: bytes, job: bytes) -> None:
+def receiver(pipe: Pipe, streams: int, block_bytes: int, secret: bytes, job: bytes) -> None:
     """The other process: bare sockets that receive rounds of blocks, and a keeper. Answers with its
     CPU seconds when asked."""
     ring = memory(block_bytes, fill=False)
     listener = tcp.listen(("127.0.0.1", 0), tcp.TcpOptions())
     all_peers = []
     for secured in FORMATS:
-        peers, keeper = keepers(2, ring, channels, secret, job, secured=secured)
+        peers, keeper = keepers(2, ring, streams, secret, job, secured=secured)
         keeper.echoes = peers
         all_peers.append(peers)
     pipe.send((listener.getsockname(), [peers.address for peers in all_peers]))
     for peers in all_peers:
         peers.connect(1, ("", 0))
-    socks = [listener.accept()[0] for _ in range(channels)]
+    socks = [listener.accept()[0] for _ in range(streams)]
     for index, sock in enumerate(socks):
         threading.Thread(
-            target=receive_bare, args=(sock, ring, index, channels, block_bytes), daemon=True
+            target=receive_bare, args=(sock, ring, index, streams, block_bytes), daemon=True
         ).start()
     while pipe.recv() == "cpu":
         pipe.send(time.process_time())
@@ -138,11 +141,11 @@ def receiver(pipe: Pipe, channels: int, block_bytes: int, secret: bytes, job: by
 
 
 def receive_bare(
-    sock: socket.socket, ring: memoryview, first: int, channels: int, block_bytes: int
+    sock: socket.socket, ring: memoryview, first: int, streams: int, block_bytes: int
 ) -> None:
     while count := int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "little"):
         for index in range(count):
-            block, at = slot(ring, first + index * channels, block_bytes), 0
+            block, at = slot(ring, first + index * streams, block_bytes), 0
             while at < block_bytes:
                 at += sock.recv_into(block[at:])
         sock.sendall(b"!")
@@ -219,17 +222,17 @@ def measure(work: Callable[[], None], nbytes: int, cpu: Callable[[], float]) -> 
 
 
 def compare(
-    channels: int, block_bytes: int, round_bytes: int, rounds: int, gbit: list[float]
+    streams: int, block_bytes: int, round_bytes: int, rounds: int, gbit: list[float]
 ) -> dict[str, Any]:
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     process = context.Process(
-        target=receiver, args=(there, channels, block_bytes, SECRET, JOB), daemon=True
+        target=receiver, args=(there, streams, block_bytes, SECRET, JOB), daemon=True
     )
     process.start()
     ring = memory(block_bytes, fill=True)
     bare_at, keepers_at = here.recv()
-    socks = [tcp.dial(bare_at, "127.0.0.1", tcp.TcpOptions()) for _ in range(channels)]
+    socks = [tcp.dial(bare_at, "127.0.0.1", tcp.TcpOptions()) for _ in range(streams)]
     for sock in socks:
         sock.settimeout(None)
 
@@ -238,7 +241,7 @@ def compare(
         return time.process_time() + float(here.recv())
 
     linked = {
-        secured: keepers(1, ring, channels, SECRET, JOB, secured=secured) for secured in FORMATS
+        secured: keepers(1, ring, streams, SECRET, JOB, secured=secured) for secured in FORMATS
     }
     for (peers, keeper), address in zip(linked.values(), keepers_at, strict=True):
         peers.connect(2, address)
@@ -263,7 +266,7 @@ def compare(
             figures = measure(schemes[name], blocks * block_bytes, cpu)
             if turn:  # the first round warms
                 taken[name].append(figures)
-    result: dict[str, Any] = {"channels": channels, "block_bytes": block_bytes, "rounds": rounds}
+    result: dict[str, Any] = {"streams": streams, "block_bytes": block_bytes, "rounds": rounds}
     for secured, scheme in (("off", "known"), ("encrypted", "encrypted")):
         result[f"round_trips_{secured}"] = {
             "idle": round_trips(*linked[secured], lambda count: count == 3000),
@@ -286,18 +289,18 @@ def compare(
             for ours, theirs in zip(taken[one], taken[other], strict=True)
         )
     result["load"] = os.getloadavg()[0]
-    result["paced"] = [paced(rate, ring, keepers_at[0], channels, block_bytes) for rate in gbit]
+    result["paced"] = [paced(rate, ring, keepers_at[0], streams, block_bytes) for rate in gbit]
     here.send("end")
     process.join()
     return result
 
 
 def paced(
-    gbit: float, ring: memoryview, keeper_at: tcp.Address, channels: int, block_bytes: int
+    gbit: float, ring: memoryview, keeper_at: tcp.Address, streams: int, block_bytes: int
 ) -> dict[str, float]:
     """Two seconds' worth of blocks at that rate: which share of it is reached?"""
     rate = gbit * 1e9 / 8
-    peers, keeper = keepers(1, ring, channels, SECRET, JOB, tcp.Pacer(rate))
+    peers, keeper = keepers(1, ring, streams, SECRET, JOB, tcp.Pacer(rate))
     peers.connect(2, keeper_at)
     keeper.opened.wait()
     blocks = max(1, round(2 * rate / block_bytes))
@@ -313,7 +316,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--channels", type=int, action="append", help="connections for blocks (default: 1 and 2)"
+        "--streams", type=int, action="append", help="connections for blocks (default: 1 and 2)"
     )
     parser.add_argument("--block-mib", type=int, default=4)
     parser.add_argument("--round-mib", type=int, default=512)
@@ -322,15 +325,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     results = [
-        compare(channels, args.block_mib * MIB, args.round_mib * MIB, args.rounds, args.gbit)
-        for channels in args.channels or [1, 2]
+        compare(streams, args.block_mib * MIB, args.round_mib * MIB, args.rounds, args.gbit)
+        for streams in args.streams or [1, 2]
     ]
     if args.json:
         print(json.dumps({"cpus": os.cpu_count(), "results": results}))
         return
     for result in results:
         print(
-            f"{result['channels']} connections, blocks of {args.block_mib} MiB, medians of "
+            f"{result['streams']} streams, blocks of {args.block_mib} MiB, medians of "
             f"{args.rounds} rounds of {args.round_mib} MiB"
         )
         for name in ("bare", "keepers", "known", "signed", "encrypted"):

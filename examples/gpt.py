@@ -160,7 +160,12 @@ def main() -> None:
             if RANK == 0 and (step % 10 == 0 or step == args.steps - 1):
                 print(f"step {step:4d}  loss {loss:.3f}", flush=True)
 
-    stateful = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler}
+    stateful: dict[str, Any] = {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "sampler": sampler,
+    }
     sha256 = digest({name: part.state_dict() for name, part in stateful.items()})
     if RANK == 0:
         print(f"sha256 of the final state: {sha256}")

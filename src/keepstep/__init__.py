@@ -15,6 +15,7 @@ from keepstep.config import Config
 from keepstep.errors import (
     ConfigError,
     DamageError,
+    DeviceError,
     IdentityError,
     KeeperError,
     KeepstepError,
@@ -24,17 +25,20 @@ from keepstep.errors import (
     StoreError,
     UnsavedError,
     UntrustedError,
+    WrongNumbersError,
 )
 
 if TYPE_CHECKING:
     from keepstep.edge.torch.groups import init_process_group
+    from keepstep.edge.torch.prebuilt import prebuilt
     from keepstep.runtime.rank.session import Job, protect
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Config",
     "ConfigError",
     "DamageError",
+    "DeviceError",
     "IdentityError",
     "Job",
     "KeeperError",
@@ -45,14 +49,16 @@ __all__ = [
     "StoreError",
     "UnsavedError",
     "UntrustedError",
+    "WrongNumbersError",
     "__version__",
     "init_process_group",
+    "prebuilt",
     "protect",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Job", "protect", "init_process_group"):
+    if name in ("Job", "protect", "prebuilt", "init_process_group"):
         from keepstep.edge.os.needs import check_torch
 
         check_torch(f"keepstep.{name}")
@@ -64,4 +70,8 @@ def __getattr__(name: str) -> Any:
         from keepstep.edge.torch.groups import init_process_group
 
         return init_process_group
+    if name == "prebuilt":
+        from keepstep.edge.torch.prebuilt import prebuilt
+
+        return prebuilt
     raise AttributeError(f"module 'keepstep' has no attribute {name!r}")

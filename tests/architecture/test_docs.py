@@ -15,9 +15,7 @@ import typer
 from keepstep.cli.main import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-PLAIN_PAGES = [ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
-COLUMNS = 100
+PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 ROOMS = sorted(path.name for path in (ROOT / "src/keepstep").iterdir() if path.is_dir())
 FOLDERS = ("src", "tests", "benchmarks", "examples", "docs")
 FILES = [
@@ -32,11 +30,17 @@ FILE = re.compile(r"[\w./-]+\.(?:py|toml|txt|sbatch|sh|md)")
 FOLDER = re.compile(rf"(?:{'|'.join([*FOLDERS, *ROOMS])})/[\w/.-]*")
 MODULE = re.compile(r"keepstep(?:\.\w+)+")
 STARTED = re.compile(r"python -m ((?:keepstep|benchmarks|tests)[\w.]*)")
-COMMAND = re.compile(r"keepstep ([a-z][^#]*)")
-COMMANDS = typer.main.get_group(app).commands
+COMMAND = re.compile(r"keepstep ((?:--)?[a-z][^#]*)")
+KEEPSTEP = typer.main.get_command(app)
+COMMANDS = KEEPSTEP.commands
 
 # Files of a reader's own, in examples.
 READERS = {"train.py", "cluster.toml", "agent.sbatch"}
+
+
+def title(page: Path) -> str:
+    """How a page is called in what fails."""
+    return str(page.relative_to(ROOT)).removeprefix("docs/")
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,14 @@ def named(page: Path) -> Iterator[Named]:
     """What stands in backticks, one line at a time."""
     for number, line in enumerate(page.read_text().splitlines(), 1):
         for text in re.findall(r"`([^`]+)`", line):
-            yield Named(page.name, number, text)
+            yield Named(title(page), number, text)
 
 
 def commands(page: Path) -> Iterator[Named]:
     """Command lines of keepstep: in backticks, indented, or between fences."""
     is_fenced = False
     lines = page.read_text().splitlines()
-    coded = [Named(page.name, n, line.strip()) for n, line in enumerate(lines, 1)]
+    coded = [Named(title(page), n, line.strip()) for n, line in enumerate(lines, 1)]
     for found, line in zip(coded, lines, strict=True):
         is_fenced ^= line.startswith("```")
         if (is_fenced or line.startswith("    ")) and COMMAND.match(found.text):
@@ -99,6 +103,9 @@ def unknown_part(command: str) -> str | None:
     """What of a `keepstep` command line does not exist: its command, or an option; None: all is
     there. What follows the user's own program is the program's."""
     name, *given = command.partition("#")[0].split()
+    if name.startswith("--"):  # keepstep's own options stand before any command
+        own = {"--help", *(option for param in KEEPSTEP.params for option in param.opts)}
+        return None if name in own else name
     known = COMMANDS.get(name)
     if known is None:
         return name
@@ -112,7 +119,7 @@ def unknown_part(command: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_files_that_are_named_exist(page: Path) -> None:
     missing = [
         str(found)
@@ -124,19 +131,19 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_modules_that_are_named_exist(page: Path) -> None:
     names = [found for found in words(page) if MODULE.fullmatch(found.text.partition("(")[0])]
     missing = [str(found) for found in names if not is_known(found.text.partition("(")[0])]
     missing += [
-        f"{page.name}: python -m {module}"
+        f"{title(page)}: python -m {module}"
         for module in STARTED.findall(page.read_text())
         if importlib.util.find_spec(module) is None
     ]
     assert not missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_commands_and_options_that_are_named_exist(page: Path) -> None:
     unknown = [
         f"{found}: {part}"
@@ -146,37 +153,61 @@ def test_commands_and_options_that_are_named_exist(page: Path) -> None:
     assert not unknown
 
 
-def too_wide(text: str) -> list[str]:
-    """Lines of prose that a reader at a terminal would have to scroll; tables and code are as wide
-    as they must be."""
-    found, is_code = [], False
-    for line in text.splitlines():
-        if line.lstrip().startswith("```"):
-            is_code = not is_code
-        elif not (is_code or line.startswith("    ") or line.lstrip().startswith("|")):
-            found += [line] if len(line) > COLUMNS else []
-    return found
-
-
-@pytest.mark.parametrize("page", [*PAGES, *PLAIN_PAGES], ids=lambda page: page.name)
-def test_prose_fits_a_terminal(page: Path) -> None:
-    assert too_wide(page.read_text()) == []
-
-
-def test_wide_prose_is_seen_and_wide_tables_are_not() -> None:
-    wide = "word " * 30
-    text = f"{wide}\n| {wide} |\n    {wide}\n```\n{wide}\n```\n* {wide}"
-    assert too_wide(text) == [wide, f"* {wide}"]
-
-
 def test_what_is_not_there_is_seen() -> None:
     assert not has_file("runtime/rank/no_such_file.py")
     assert not is_known("keepstep.no_such_name")
     assert unknown_part("drill --no-such-option") == "--no-such-option"
     assert unknown_part("no-such-command") == "no-such-command"
+    assert unknown_part("--no-such-option") == "--no-such-option"
+    assert COMMAND.match("keepstep --no-such-option")
 
 
 def test_what_is_there_is_found() -> None:
     assert has_file("runtime/rank/rank.py")
     assert is_known("keepstep.Config") and is_known("keepstep.runtime.rank.rank")
+    assert unknown_part("--install-completion") is None
     assert unknown_part("run --nnodes 2 train.py --its-own") is None
+
+
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+BESIDE_THE_SITE = [  # mkdocs looks after those of the site
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
+
+
+def broken_links(page: Path, text: str) -> Iterator[str]:
+    """Relative links that lead to no file, or to no heading of a page."""
+    for found in LINK.finditer(text):
+        link = found[1] or found[2]
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        aim = (page.parent / path).resolve() if path else page
+        if not aim.exists() or (anchor and anchor not in anchors(aim)):
+            yield link
+
+
+def anchors(page: Path) -> set[str]:
+    """What may stand behind `#`, as GitHub makes it of a heading."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in kept}
+
+
+@pytest.mark.parametrize("page", BESIDE_THE_SITE, ids=title)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    assert list(broken_links(page, page.read_text())) == []
+
+
+def test_a_link_that_leads_nowhere_is_seen() -> None:
+    page = ROOT / "README.md"
+    text = "[a](docs/api.md) [b](docs/none.md) [c](docs/api.md#errors) [d](docs/api.md#none)"
+    assert list(broken_links(page, text)) == ["docs/none.md", "docs/api.md#none"]
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    text = (ROOT / "README.md").read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")}
+    linked = {name for name in pages if f"(docs/{name}" in text}
+    assert pages - linked == {"changelog.md", "index.md"}, "these two are the site's own"

@@ -18,7 +18,7 @@ import keepstep
 IMPORT_S = 0.1
 TRIES = 10  # the best of them counts: another process on the machine can only make an import slower
 EXPORTED = {
-    *("__version__", "Config", "Job", "init_process_group", "protect"),
+    *("__version__", "Config", "Job", "init_process_group", "prebuilt", "protect"),
     *(
         "KeepstepError",
         "ConfigError",
@@ -27,10 +27,12 @@ EXPORTED = {
         "IdentityError",
         "LayoutError",
         "DamageError",
+        "DeviceError",
         "KeeperError",
         "StoreError",
         "UnsavedError",
         "UntrustedError",
+        "WrongNumbersError",
     ),
 }
 
@@ -70,6 +72,13 @@ def test_the_keeper_never_reaches_torch() -> None:
         pytest.skip("there is no keeper yet")
     modules = set(fresh_import("keepstep.runtime.keeper.process")["modules"])
     assert modules & {"torch", "numpy"} == set()
+
+
+def test_a_trainer_imports_neither_the_simulation_nor_the_harness_of_tests() -> None:
+    modules = fresh_import("keepstep.runtime.rank.session")["modules"]
+    found = {".".join(name.split(".")[:2]) for name in modules if name.startswith("keepstep.")}
+    away = {"testing", "sim", "dashboard", "cli", "ray", "integrations"}
+    assert found and found & {f"keepstep.{room}" for room in away} == set()
 
 
 def test_exported_names() -> None:

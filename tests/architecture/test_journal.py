@@ -212,7 +212,7 @@ IN_THE_JOURNAL = re.compile(r"`([a-z]+(?:-[a-z]+)*)` in\s+the\s+journal")
 def test_the_docs_name_kinds_that_are_recorded() -> None:
     named = {
         kind
-        for path in sorted((ROOT / "docs").glob("*.md"))
+        for path in sorted((ROOT / "docs").rglob("*.md"))
         for kind in IN_THE_JOURNAL.findall(path.read_text(encoding="utf-8"))
     }
     assert len(named) > 2 and named <= set(KINDS)

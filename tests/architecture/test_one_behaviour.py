@@ -15,17 +15,53 @@ SOURCE = Path(__file__).parents[2] / "src" / "keepstep"
 
 # What belongs to a real process alone: its main, its threads, its environment, its sockets.
 PROCESS_MAINS = {
+    "keepstep.runtime.agent.pod_replacing",
     "keepstep.runtime.agent.process",
     "keepstep.runtime.agent.supervisor",
     "keepstep.runtime.keeper.open_links",
     "keepstep.runtime.keeper.process",
     "keepstep.runtime.persister.process",
+    "keepstep.runtime.rank.driven_rank",
     "keepstep.runtime.rank.driver",
+    "keepstep.runtime.rank.entrance",
+    "keepstep.runtime.rank.last_step",
+    "keepstep.runtime.rank.process_world",
+    *(
+        f"keepstep.runtime.rank.job{name}"
+        for name in (
+            "",
+            ".checkpoint_requests",
+            ".entry",
+            ".optimizer_hooks",
+            ".phases",
+            ".process_hooks",
+            ".reports",
+            ".step_loop",
+        )
+    ),
+    "keepstep.runtime.rank.job.buddy_check",  # its other side is torch
     "keepstep.runtime.rank.session",
     "keepstep.runtime.rank.standby",
     "keepstep.runtime.rank.step",
+    "keepstep.runtime.rank.step_clock",
+    "keepstep.runtime.rank.step_measure",
+    "keepstep.runtime.rank.step_numbers",
+    # Runs on the program's own thread, among its collectives.
+    "keepstep.runtime.rank.doubt",
+    "keepstep.runtime.rank.numbers_journal",
+    "keepstep.runtime.rank.job.local_steps",
+    "keepstep.runtime.rank.job.micro_batches",
+    "keepstep.runtime.rank.job.partial_sums",
     # Served to people and monitors; decides nothing.
     "keepstep.runtime.agent.metrics",
+    # Tests machines before a job, and is no part of one.
+    *(
+        f"keepstep.runtime.preflight{name}"
+        for name in (
+            *("", ".child", ".fleet", ".living", ".local_checks", ".meeting", ".process"),
+            *(".request", ".rounds"),
+        )
+    ),
 }
 RUN_SEEDS = """
 import json, sys

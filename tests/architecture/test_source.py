@@ -15,10 +15,11 @@ TESTS = ROOT / "tests"
 
 # Who may import whom, beside itself: the table of docs/architecture.md. `keepstep` alone is the
 # public face.
-FOUNDATION = {"errors", "model"}
+FOUNDATION = {"codes", "errors", "model"}
 INNER = FOUNDATION | {"config", "ports", "core", "coding"}
 LAYERS = {
-    "errors": set(),
+    "codes": set(),
+    "errors": {"codes"},
     "model": {"errors"},
     "config": FOUNDATION,
     "core": FOUNDATION,
@@ -31,14 +32,19 @@ LAYERS = {
     "sim": INNER | {"edge", "runtime"},
     "runtime": INNER | {"edge", "edge.torch"},
     "integrations": INNER | {"edge", "edge.torch", "runtime", "keepstep"},
+    "ray": FOUNDATION | {"config", "ports", "edge", "edge.torch"},
     "dashboard": FOUNDATION | {"config", "core", "ports", "edge"},
     "testing": INNER | {"edge", "edge.torch", "runtime", "dashboard", "keepstep"},
     "cli": INNER | {"edge", "edge.torch", "sim", "runtime", "dashboard", "testing", "keepstep"},
     "keepstep": INNER | {"edge", "edge.torch", "runtime"},
+    "__main__": {"cli"},
 }
 
+# the rooms in which JSON is parsed, for all others
+DECODERS = {"keepstep.model.decoding", "keepstep.core.wire.codec"}
+
 # Layers that only compute: the world reaches them as arguments.
-PURE = {"errors", "model", "core"}
+PURE = {"codes", "errors", "model", "core"}
 WORLD = {
     *(
         "asyncio",
@@ -75,13 +81,16 @@ FORMATS = {
     f"keepstep.edge.shm.{name}"
     for name in (
         "slot",
+        "slot_header",
         "horizon_page",
         "slot_store",
         "node_safety_file",
         "status_page",
         "double_buffered_page",
         "collective_profile_page",
+        "step_work_page",
         "text_file",
+        "whole",
     )
 }
 ON_PORTS = {
@@ -106,6 +115,7 @@ ON_PORTS = {
             "fetch",
             "holder",
             "leader",
+            "link_watch",
             "peer_inbox",
             "node",
             "owner",
@@ -287,6 +297,26 @@ def catch_alls(source: Source) -> list[str]:
     return found
 
 
+def parses_json(source: Source) -> list[str]:
+    """Where JSON is read without `from_json`, whose one error is all that any text brings about.
+    `testing` reads what the tests themselves have written."""
+    layer = source.name.split(".")[1:2]
+    if source.name in DECODERS or layer == ["testing"]:
+        return []
+    found = []
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Attribute(value=ast.Name("json"), attr=name):
+                names = [name]
+            case ast.ImportFrom(module="json"):
+                names = [alias.name for alias in node.names]
+            case _:
+                continue
+        if {"load", "loads", "JSONDecoder"} & set(names):
+            found.append(f"{source.name}:{node.lineno}")
+    return found
+
+
 def sleeps(text: str) -> list[int]:
     """Lines that use time.sleep, under whatever name `time` was imported."""
     nodes = list(ast.walk(ast.parse(text)))
@@ -335,6 +365,10 @@ def test_module_names_say_what_is_inside() -> None:
 def test_at_most_one_handler_swallows_everything() -> None:
     found = [place for source in PACKAGE for place in catch_alls(source)]
     assert len(found) <= 1, found
+
+
+def test_json_is_parsed_where_it_is_decoded() -> None:
+    assert [place for source in PACKAGE for place in parses_json(source)] == []
 
 
 def test_only_tests_of_real_processes_sleep() -> None:
@@ -428,6 +462,15 @@ def test_the_handler_rule_sees(what: str) -> None:
         catch_alls(Source("keepstep.cli.main", f"try:\n    f()\nexcept{what}:\n    g()\n    raise"))
         == []
     )
+
+
+@pytest.mark.parametrize(
+    "text", ["json.loads(x)", "json.load(file)", "from json import loads", "json.JSONDecoder()"]
+)
+def test_the_rule_of_decoding_sees(text: str) -> None:
+    assert parses_json(Source("keepstep.edge.os.journal", text)) == ["keepstep.edge.os.journal:1"]
+    assert parses_json(Source("keepstep.testing.lines", text)) == []
+    assert parses_json(Source("keepstep.edge.os.journal", "json.dumps(x)")) == []
 
 
 @pytest.mark.parametrize(

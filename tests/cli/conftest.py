@@ -71,7 +71,9 @@ class Machine:
         slot.close()
         return path
 
-    def rank(self, job: str, rank: int, steps: list[int], world_size: int = 1) -> StatusPage:
+    def rank(
+        self, job: str, rank: int, steps: list[int], world_size: int = 1, **measured: Any
+    ) -> StatusPage:
         """A living rank that holds these steps."""
         for index, step in enumerate(steps):
             self.slot(job, rank, index, step)
@@ -86,6 +88,7 @@ class Machine:
             phase=Phase.FORWARD,
             completed_step=steps[-1],
             slots=slots,
+            **measured,
         )
         self.pages.append(page)
         return page

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from keepstep.cli import compare
+from keepstep.cli.progress_bar import bytes_bar
 from keepstep.coding.checksum import BLOCK_BYTES
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
@@ -217,3 +219,13 @@ def test_memory_does_not_grow_with_the_state(machine: Any) -> None:
     growth, *found = run.stdout.split()
     assert found == ["model.weight"]
     assert int(growth) < MOST_GROWTH_BYTES
+
+
+def test_a_person_sees_how_far_it_is(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars = []
+    monkeypatch.setattr(compare, "bytes_bar", lambda: bars.append(bytes_bar()) or bars[-1])
+    first = machine.slot("demo", 0, 0, 0, THREE_BLOCKS)
+    machine.slot("demo", 0, 1, 0, THREE_BLOCKS)
+    assert machine.run("compare", str(first), str(first.with_name("slot-1"))).exit_code == 0
+    [[task]] = [bar.tasks for bar in bars]
+    assert task.completed == task.total >= 4 * THREE_BLOCKS

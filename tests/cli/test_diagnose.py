@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from keepstep.cli import diagnose
 from keepstep.cli.diagnose import read_verdict
 from keepstep.cli.main import app
+from keepstep.cli.progress_bar import bytes_bar
 from keepstep.core.postmortem.sightings import SURVIVED_STEPS, Sightings
+from keepstep.core.postmortem.table import parse_table
 from keepstep.core.postmortem.verdict import LogVerdict
 from keepstep.edge.os.log_files import MAX_HITS
+from keepstep.edge.os.own_tables import pattern_text
 from tests.core.postmortem.failed_runs import Run, held_out, tuned
 
 CLASSES_RIGHT = 0.95
@@ -202,8 +204,18 @@ def test_hostile_files_cost_bounded_work(tmp_path: Path, monkeypatch: pytest.Mon
     laid_out({"rank0.log": "\n".join(lines).encode(), "junk": draw.randbytes(3_000_000)}, tmp_path)
     verdict, _, _ = read_verdict(tmp_path)
     assert verdict is not None
-    needles = len(diagnose.table().needles()) + 10
+    needles = len(parse_table(pattern_text()).needles()) + 10
     chunks = 2 + sum(f.stat().st_size for f in tmp_path.iterdir()) // (4 << 20)
     assert len(looked_at) <= 2 * MAX_HITS * needles * chunks
     assert len(looked_at) < len(lines) / 4
     assert max(looked_at) <= 4096
+
+
+def test_a_person_sees_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars = []
+    monkeypatch.setattr(
+        "keepstep.cli.diagnose.bytes_bar", lambda: bars.append(bytes_bar()) or bars[-1]
+    )
+    read_verdict(laid_out({"rank0.log": b"step 1\n" * 100, "rank1.log": b"x\n"}, tmp_path))
+    [[task]] = [bar.tasks for bar in bars]
+    assert task.completed == task.total == 702

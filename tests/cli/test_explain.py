@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
+
+import pytest
 
 
 def tell(machine: Any, job: str) -> None:
@@ -210,3 +213,19 @@ def test_nothing_to_tell(machine: Any) -> None:
     )
     machine.rank("demo", 0, [1])
     assert machine.json("explain", "--job", "demo")["runs"] == []
+
+
+def test_nothing_is_broken_at_80_columns(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    tell(machine, "demo")
+    text = machine.run("explain").stdout
+    assert max(map(len, text.splitlines())) <= 80, text
+    assert "…" not in text and "..." not in text
+    lines = [line.split() for line in text.splitlines()]
+    words = {word for line in lines for word in line}
+    for whole in ("SIGKILL", "restarted", "resumed", "productive", "recovering", "100.0"):
+        assert whole in words, whole
+    for line in lines:  # a time and its unit stand on one line
+        for at, word in enumerate(line):
+            if re.fullmatch(r"\+?\d+\.\d+", word):
+                assert at + 1 < len(line), line

@@ -246,3 +246,35 @@ def test_a_store_and_a_job_are_two_questions(machine: Any, tmp_path: Path) -> No
     (tmp_path / "empty").mkdir()
     empty = machine.run("inspect", "--store", str(tmp_path / "empty"))
     assert empty.exit_code == 0 and "There is no checkpoint." in empty.stdout
+
+
+@pytest.mark.parametrize("words", [[], ["-v"], ["--verify"], ["--tensors"]])
+def test_nothing_is_broken_at_80_columns(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    machine.slot("demo", 1000, 0, 99_999_998, THREE_BLOCKS)
+    machine.slot("demo", 1000, 1, 99_999_999, THREE_BLOCKS)
+    machine.slot("demo", 1000, 0, 99_999_997, shelf="held")
+    result = machine.run("inspect", *words)
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80, result.stdout
+    assert "…" not in result.stdout
+    lines = [line.split() for line in result.stdout.splitlines()]
+    for number in ("1000", "99999997", "99999998", "99999999"):
+        assert any(number in line for line in lines), result.stdout
+
+
+def test_checkpoints_are_whole_at_80_columns(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    place = tmp_path / "store"
+    for step in (99_999_998, 99_999_999):
+        write_checkpoint(Store(place), step, bytes(5000))
+    text = machine.run("inspect", "--store", str(place)).stdout
+    rows = [line for line in text.splitlines() if str(place) not in line]
+    assert max(map(len, rows)) <= 80 and "…" not in text
+    for step in ("99999998", "99999999"):
+        [row] = [row.split() for row in rows if row.split()[:1] == [step]]
+        assert row[-1] == "intact", text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from keepstep.cli.launch_arguments import (
     MeetingPoint,
     NodeCount,
     build_launch,
+    check_prebuild,
     count_nodes,
     count_ranks,
     meeting_point,
@@ -165,3 +167,12 @@ def test_a_job_has_no_more_ranks_than_messages_can_name() -> None:
 def test_numbers_that_cannot_be(change: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build_launch(replace(ONE, **change), "py")
+
+
+def test_what_is_to_be_built_ahead_is_beside_the_program_or_installed(tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text("raise AssertionError('nobody imports it here')")
+    (tmp_path / "train.py").touch()
+    beside = replace(ONE, script=str(tmp_path / "train.py"))
+    check_prebuild("models:make, json:loads collections.abc:Mapping", beside)
+    with pytest.raises(ConfigError, match=r"prebuild: expected a module .* found no 'modles'"):
+        check_prebuild("models:make,modles.deep:make", beside)

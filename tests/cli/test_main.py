@@ -19,10 +19,12 @@ COMMANDS = (
     "compare",
     "explain",
     "clean",
+    "demo",
     "drill",
     "lab",
     "audit",
     "doctor",
+    "preflight",
 )
 
 
@@ -62,3 +64,51 @@ def test_an_error_of_ours_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
         "error: unknown environment variable 'KEEPSTEP_ARENA'; did you mean 'KEEPSTEP_ARENA_DIR'?"
     )
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["statu"], "status"),
+        (["run", "--nproc-per-nod", "2", "train.py"], "--nproc-per-node"),
+        (["run", "--redundancie", "copies:2", "train.py"], "--redundancy"),
+        (["explain", "--jbo", "x"], "--job"),
+    ],
+)
+def test_a_typo_names_the_nearest(typed: list[str], meant: str) -> None:
+    result = CliRunner().invoke(app, typed, env={"COLUMNS": "80"})
+    assert result.exit_code == 2 and meant in result.output
+    assert result.stderr.startswith("error: ") and result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [["compare"], ["--versio"], ["drill", "--steps", "x"], ["lab", "run", "--nods", "2"]],
+)
+def test_a_command_line_that_is_not_understood_is_one_line(typed: list[str]) -> None:
+    result = CliRunner().invoke(app, typed, env={"COLUMNS": "80"})
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    command = " ".join(["keepstep", *typed[: 1 + (typed[0] == "lab")]]).partition(" --")[0]
+    assert f"`{command} --help`" in result.stderr.replace("root", "keepstep")
+
+
+def test_nothing_said_is_answered_by_help() -> None:
+    result = CliRunner().invoke(app, [])
+    assert "Usage: " in result.output and "error" not in result.stderr
+
+
+@pytest.mark.parametrize(("shell", "word"), [("bash", "complete "), ("zsh", "#compdef keepstep")])
+def test_a_shell_can_learn_the_commands(
+    shell: str, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # typer asks the process above which shell it is: that of a test is none
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    told = CliRunner().invoke(app, ["--show-completion", shell], prog_name="keepstep")
+    assert told.exit_code == 0 and word in told.stdout
+
+
+def test_a_shell_completes_the_name_of_a_command() -> None:
+    asked = {"_KEEPSTEP_COMPLETE": "complete_bash", "COMP_WORDS": "keepstep sta", "COMP_CWORD": "1"}
+    told = CliRunner().invoke(app, [], env=asked, prog_name="keepstep")
+    assert told.stdout.split() == ["status"]

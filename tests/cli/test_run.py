@@ -22,7 +22,7 @@ def understood(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Launch, Co
     """What the agent would be given for this command line."""
     found: list[Any] = []
 
-    def supervise(launch: Launch, config: Config, environ: object) -> int:
+    def supervise(launch: Launch, config: Config, environ: object, dashboard: object) -> int:
         found.append((launch, config))
         return 0
 
@@ -276,7 +276,8 @@ def test_a_program_that_is_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
             "--no-python and --module: expected at most one of them, found both",
         ),
         (["--redirects", "9"], "--redirects, --tee: expected 0 to 3 or a map such as 0:1,1:2"),
-        (["--slots", "1"], "slots: expected 0 (choose) or 2 to 8, found 1"),
+        (["--slots", "9"], "slots: expected 0 (choose) or 1 to 8, found 9"),
+        (["--slots", "1"], "slots: expected 2 or more, or redundancy copies:M"),
     ],
 )
 def test_what_cannot_be_is_said(words: list[str], sentence: str) -> None:

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 CURSOR_SHOWN = b"\x1b[?25h"
 
 
@@ -39,6 +41,26 @@ def test_what_is_protected(machine: Any) -> None:
     assert any(row.startswith("0 100 forward 8 step 8 ") for row in rows)
 
 
+def test_nothing_empty_is_drawn_where_no_rank_is_left(machine: Any) -> None:
+    machine.slot("demo", 0, 0, 7)
+    for words in (["status"], ["status", "-v"]):
+        text = machine.run(*words).stdout
+        assert "a killed process" in text and "newest snapshot" not in text
+        assert "captured" not in text and "waited" not in text
+
+
+def test_of_many_ranks_those_that_are_gone_or_behind_are_shown(machine: Any) -> None:
+    for rank in range(50):
+        machine.rank("many", rank, [5, 7 if rank == 41 else 8], world_size=50)
+    machine.pages[47].close()
+    lines = machine.run("status").stdout.splitlines()
+    assert any(line.startswith("32 of 50 ranks") for line in lines)
+    rows = [line.split() for line in lines]
+    assert [row[0] for row in rows if "forward" in row] == [*map(str, range(30)), "41", "47"]
+    assert next(row for row in rows if row[:1] == ["47"])[2] == "gone"
+    assert len(machine.json("status", "--job", "many")["jobs"][0]["ranks"]) == 50
+
+
 def test_the_document_keeps_its_shape(machine: Any) -> None:
     machine.rank("demo", 0, [7, 8])
     [job] = machine.json("status", "--job", "demo")["jobs"]
@@ -56,7 +78,8 @@ def test_the_document_keeps_its_shape(machine: Any) -> None:
             "period_steps",
             "checkpoint",
         ),
-        *("protection", "ranks", "slots", "held", "nodes", "incident", "account"),
+        *("protection", "ranks", "slots", "held", "nodes", "incident", "account", "slow"),
+        *("parts", "links", "doubts"),
     }
     assert (job["held"], job["nodes"], job["incident"], job["account"]) == ([], None, None, None)
     assert set(job["protection"][0]) == {"against", "step", "age_ns", "why", "is_known"}
@@ -87,6 +110,7 @@ def test_the_document_keeps_its_shape(machine: Any) -> None:
         *(
             "captured_steps",
             "skipped_steps",
+            "kept_bytes",
             "torn_steps",
             "stall_ns_last",
             "stall_ns_total",
@@ -109,6 +133,7 @@ def test_the_document_keeps_its_shape(machine: Any) -> None:
             "sealed_wall_ns",
             "age_ns",
             "loss",
+            "kept_bytes",
         ),
         *("why", "kind"),
     }
@@ -137,7 +162,8 @@ def test_an_unknown_job_is_named_with_its_neighbours(machine: Any) -> None:
     assert result.exit_code == 2
     assert (
         result.stderr
-        == "error: --job: expected one of 1 known jobs (demo), found 'deno'; did you mean 'demo'?\n"
+        == "error: --job: expected one of 1 known jobs (demo), found 'deno'; did you mean 'demo'? "
+        "[KS1303]\n"
     )
 
 
@@ -228,3 +254,32 @@ def test_watching_on_a_terminal(machine: Any) -> None:
     os.close(reader)
     assert process.returncode == 0 and b"Traceback" not in screen
     assert screen.count(CURSOR_SHOWN) == 1  # the terminal is given back as it was
+
+
+def test_nothing_is_broken_at_80_columns(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No number, no heading, with figures as long as they get."""
+    monkeypatch.setenv("COLUMNS", "80")
+    about = {"step_ns_last": 222_600_000, "stall_ns_last": 123_400_000, "captured_steps": 123_456}
+    machine.rank("demo", 0, [99_997, 99_998, 99_999], world_size=1, stall_ns_total=635_800_000,
+                 seal_ns_last=120_600_000, skipped_steps=12, loss=3.14159,
+                 **about)  # fmt: skip
+    brief, whole = (machine.run("status", *more).stdout for more in ((), ("-v",)))
+    for text in (brief, whole):
+        assert max(map(len, text.splitlines())) <= 80
+    rows = [line.split() for line in whole.splitlines()]
+    assert ["rank", "captured", "skipped", "torn", "state"] in rows
+    assert "222.6 ms" in whole and "123.4 ms" in whole and "635.8 ms" in whole
+    assert any(row[:4] == ["0", "123456", "12", "0"] for row in rows)
+    said = " ".join(brief.split())
+    assert "The last step took 222.6 ms on the slowest rank, 123.4 ms (55.4%) of it waiting" in said
+    assert "123456 snapshots, 12 skipped, 0 torn." in said
+    assert "slot 0" in whole and "slot 0" not in brief
+
+
+def test_a_damaged_slot_is_shown_without_being_asked_for(machine: Any) -> None:
+    machine.rank("demo", 0, [7, 8])
+    machine.journal("demo")
+    path = sorted(machine.settings_of("demo").job_dir.glob("rank-00000/slot*"))[0]
+    with open(path, "r+b") as file:
+        file.write(b"x" * 64)
+    assert "damaged" in machine.run("status").stdout

@@ -23,6 +23,7 @@ from keepstep.config import (
 )
 from keepstep.config.settings import MAX_SOCKET_PATH_BYTES
 from keepstep.errors import ConfigError
+from keepstep.model.hosts import first_host, parse_hosts
 
 HOME = {"HOME": "/home/someone"}
 
@@ -41,6 +42,7 @@ def test_the_defaults() -> None:
         arena_dir=Path("/dev/shm"),
         grace_s=300.0,
         lazy=True,
+        share_replicas="off",
         scrub_every_s=30.0,
         state_dir=Path("/home/someone/.local/state/keepstep"),
         redundancy="auto",
@@ -53,11 +55,25 @@ def test_the_defaults() -> None:
         encrypt=False,
         metrics_port=None,
         metrics_host="127.0.0.1",
+        dashboard=False,
+        dashboard_address=None,
+        dashboard_token=None,
         hang_after_s=None,
+        wrong_numbers="undo",
+        skip_spikes=False,
+        check_products=False,
+        look_every_steps=8,
         replace_command=None,
+        node_provider="command",
         budget="crash=10,hang=5,oom=5,device=3,state=20,node=unlimited,killed=unlimited,refill=100",
+        digest_every_steps=1,
+        on_difference="tell",
+        slow_ranks="tell",
+        sick_parts="warn",
+        canary_every_s=300.0,
         shrink_after_s=300.0,
         trusted_types="",
+        prebuild="",
         log="info",
         fresh=False,
         adopt=False,
@@ -130,7 +146,9 @@ def test_an_unknown_key_names_the_nearest_and_the_known() -> None:
     with pytest.raises(
         ConfigError,
         match=r"unknown configuration key 'slot'; did you mean 'slots'\? "
-        r"\(known: adopt, arena_dir, block_mac, budget, encrypt, fresh, grace_s, hang_after_s, ",
+        r"\(known: adopt, arena_dir, block_mac, budget, canary_every_s, check_products, "
+        r"dashboard, "
+        r"dashboard_address, dashboard_token, digest_every_steps, encrypt, ",
     ):
         resolved({"slot": 3})
 
@@ -152,20 +170,28 @@ def test_variables_between_our_own_processes_are_no_configuration() -> None:
     [
         ({"KEEPSTEP_SLOTS": "two"}, "KEEPSTEP_SLOTS: expected int, found 'two'"),
         ({"KEEPSTEP_GRACE_S": "soon"}, "KEEPSTEP_GRACE_S: expected float, found 'soon'"),
-        ({"KEEPSTEP_LAZY": "maybe"}, "KEEPSTEP_LAZY: expected bool, found 'maybe'"),
+        ({"KEEPSTEP_LAZY": "maybe"}, "KEEPSTEP_LAZY: expected on or off, found 'maybe'"),
     ],
 )
 def test_a_variable_that_does_not_parse(environ: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolved(**environ)
-    assert str(caught.value) == message
+    assert str(caught.value) == f"{message} [KS1000]"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("on", True), ("True", True), ("1", True), ("off", False), ("no", False), ("0", False)],
+)
+def test_a_variable_says_on_or_off_as_the_documentation_does(text: str, value: bool) -> None:
+    assert resolved(KEEPSTEP_LAZY=text).lazy is value
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         *[("job", bad) for bad in ("", "a/b", "a b", "x" * 65, "..", 7)],
-        *[("slots", bad) for bad in (1, 9, -2, True, 2.0, "3")],
+        *[("slots", bad) for bad in (-1, 9, True, 2.0, "3")],
         *[("persist_every_steps", bad) for bad in (-1, True, 1.5)],
         *[("grace_s", bad) for bad in (-1, float("nan"), float("inf"), "30")],
         *[("scrub_every_s", bad) for bad in (-0.1, float("inf"))],
@@ -207,3 +233,28 @@ def test_a_socket_path_that_is_too_long_is_said_before_it_fails() -> None:
         f"{MAX_SOCKET_PATH_BYTES + 1}",
     ):
         resolved({"arena_dir": longest + "a", "job": "j"})
+
+
+@pytest.mark.parametrize("policy", [None, "none", "auto", "parity:3", "rs:2+2"])
+def test_one_slot_needs_copies_on_other_nodes(policy: str | None) -> None:
+    with pytest.raises(ConfigError, match=r"^slots: expected 2 or more, or redundancy copies:M"):
+        resolved(Config(slots=1, redundancy=policy))
+    assert resolved(Config(slots=2, redundancy=policy)).slots == 2
+
+
+def test_one_slot_with_copies(tmp_path: Path) -> None:
+    assert resolved(Config(slots=1, redundancy="copies:2")).slots == 1
+
+
+@pytest.mark.parametrize(
+    "hosts", ["", ",", "10.0.0.1,", "10.0.0.1,10.0.0.1", ",".join(f"h{n}" for n in range(17))]
+)
+def test_addresses_that_cannot_be(hosts: str) -> None:
+    with pytest.raises(ConfigError, match="^host: expected "):
+        resolved(Config(host=hosts))
+
+
+def test_several_addresses() -> None:
+    text = resolved(Config(host="10.0.0.1, node-7.rail-1")).host
+    assert text is not None and parse_hosts(text) == ("10.0.0.1", "node-7.rail-1")
+    assert first_host(text) == "10.0.0.1" and first_host(None) is None

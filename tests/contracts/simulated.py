@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.core.wire.conversations import KEEPER_WITH_NODE, RANK_WITH_KEEPER
+from keepstep.core.wire.streams import StreamLimits
 from keepstep.model.units import GIB, MS_NS, S_NS
 from keepstep.ports import Box, Clock, Executor, Links, Memory, Receiver
 from keepstep.sim.protocol.wire.links import SimLinks
@@ -39,8 +40,8 @@ class Time:
             for crash in self.crashes:
                 raise crash.error
 
-    def machine(self, number: int) -> Machine:
-        return Machine(self.world, number, None, 8 * GIB)
+    def machine(self, number: int, interfaces: int = 1) -> Machine:
+        return Machine(self.world, number, None, 8 * GIB, interfaces=interfaces)
 
 
 def memory() -> Memory:
@@ -145,17 +146,41 @@ class SimTown(Time):
         self._network = Network(self.world, Wires(halves=0.5))
         self._machines = 0
 
-    def open(self, node: int, receiver: Receiver, incarnation: int = 1, host: str = HERE) -> Links:
+    def open(
+        self,
+        node: int,
+        receiver: Receiver,
+        incarnation: int = 1,
+        host: str = HERE,
+        streams: int = 1,
+        interfaces: int = 1,
+    ) -> Links:
         self._machines += 1
-        machine = self.machine(self._machines)
+        machine = self.machine(self._machines, interfaces)
         if host == HERE:
             host = machine.host
         process = machine.start("keeper")
         links = SimLinks(
-            self._network, process, self._job, incarnation, (host, 0), self._dead_ns, receiver
+            self._network,
+            process,
+            self._job,
+            incarnation,
+            (host, 0),
+            self._dead_ns,
+            receiver,
+            streams=StreamLimits.of(streams),
         )
         self.tell_again(node, links)
         return links
+
+    def connections(self, links: Links) -> list[int]:
+        assert isinstance(links, SimLinks)
+        hosts = [pipe.hosts[1] for pipe in self._pipes_to(links)]
+        return [hosts.count(host) for host, _ in links.addresses]
+
+    def unplug(self, links: Links) -> None:
+        assert isinstance(links, SimLinks)
+        self._network.unplug(links.addresses[-1][0])
 
     def tell_again(self, node: int, links: Links) -> None:
         links.be(node, self._secret)

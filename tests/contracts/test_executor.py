@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pytest
 
-from keepstep.edge.os.threads import LoopExecutor, Threads
+from keepstep.edge.os.threads import AsideThreads, LoopExecutor, Threads
 from keepstep.ports import Executor
 from tests.contracts.real import PatientLoop
 from tests.contracts.simulated import SimLoop
@@ -44,8 +44,17 @@ class LoneLoop(ThreadedLoop):
         self.workers = LoopExecutor(self.loop.post)
 
 
+class AsideLoop(PatientLoop):
+    """With a thread for each piece of work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers: Executor = AsideThreads(self.loop.post)
+
+
 LOOPS: dict[str, Callable[[], Loop]] = {
     "threads": ThreadedLoop,
+    "aside": AsideLoop,
     "loop": LoneLoop,
     "simulated": SimLoop,
 }

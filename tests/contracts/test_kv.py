@@ -286,6 +286,25 @@ def test_a_swap_needs_what_it_expects(town: Town) -> None:
     assert read(town, kv, "k") == ["ä\n1 \N{SNOWMAN}"]
 
 
+def test_a_guarded_swap_needs_its_guard_too(town: Town) -> None:
+    kv = town.open()
+    assert swap(town, kv, "leader", None, "one") == "one"
+
+    def swap_while(guard: tuple[str, str], key: str, expected: str | None, value: str) -> Any:
+        return ask(town, lambda then: kv.swap_while(guard, key, expected, value, then))
+
+    assert swap_while(("leader", "other"), "verdict", None, "v") is None
+    assert swap_while(("nobody", "one"), "verdict", None, "v") is None
+    assert read(town, kv, "verdict") == [None]
+    assert swap_while(("leader", "one"), "verdict", "x", "v") is None
+    assert swap_while(("leader", "one"), "verdict", None, "v") == "v"
+    assert swap_while(("leader", "one"), "verdict", None, "v") == "v", "the answer was lost"
+    assert swap_while(("leader", "one"), "verdict", None, "late") == "v"
+    assert swap(town, kv, "leader", "one", "two") == "two"
+    assert swap_while(("leader", "one"), "verdict", "v", "w") == "v"
+    assert swap_while(("leader", "two"), "verdict", "v", "w") == "w"
+
+
 class Adder:
     """Adds one to what is there, `times` times."""
 

@@ -4,6 +4,7 @@ why not."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import socket
 import threading
@@ -14,6 +15,8 @@ from typing import Any, Protocol
 import pytest
 
 from keepstep.coding.checksum import checksum
+from keepstep.core.wire.streams import StreamLimits
+from keepstep.edge.net.tcp_links import TcpLinks
 from keepstep.errors import KeeperError
 from keepstep.model.messages.peers import MeshMessage, RanksEnded
 from keepstep.model.snapshot import Stamp
@@ -34,8 +37,23 @@ class Town(Protocol):
     """Where keepers live and reach each other. Of two that are linked, the one with the lower
     number is reached last."""
 
-    def open(self, node: int, receiver: Receiver, incarnation: int = 1, host: str = HERE) -> Links:
-        """The links of one more life of that node's keeper; it was told which node it is."""
+    def open(
+        self,
+        node: int,
+        receiver: Receiver,
+        incarnation: int = 1,
+        host: str = HERE,
+        streams: int = 1,
+        interfaces: int = 1,
+    ) -> Links:
+        """The links of one more life of that node's keeper; it was told which node it is.
+        `streams`: over so many it sends its blocks."""
+
+    def connections(self, links: Links) -> list[int]:
+        """How many other keepers have made to each of its interfaces."""
+
+    def unplug(self, links: Links) -> None:
+        """Its last interface carries nothing more."""
 
     def address(self, links: Links) -> tuple[str, int]:
         """Where others are to reach it."""
@@ -76,13 +94,54 @@ class TcpTown:
 
     def __init__(self, encrypt: bool) -> None:
         self._encrypt = encrypt
-        self._made: dict[tuple[str, int], tuple[Links, Proxy]] = {}
+        self._made: dict[tuple[str, int], tuple[TcpLinks, Proxy]] = {}
 
-    def open(self, node: int, receiver: Receiver, incarnation: int = 1, host: str = HERE) -> Links:
-        links = open_tcp_links(JOB, incarnation, (host, 0), DEAD_NS, receiver)
+    def open(
+        self,
+        node: int,
+        receiver: Receiver,
+        incarnation: int = 1,
+        host: str = HERE,
+        streams: int = 1,
+        interfaces: int = 1,
+    ) -> Links:
+        """Interfaces but the first are reached without the proxy."""
+        links = open_tcp_links(
+            JOB,
+            incarnation,
+            (host, 0),
+            DEAD_NS,
+            receiver,
+            streams=StreamLimits.of(streams),
+            more_hosts=[f"127.0.{node}.{each}" for each in range(1, interfaces)],
+        )
         self._made[links.address] = links, Proxy(links.address)
         self.tell_again(node, links)
         return links
+
+    def connections(self, links: Links) -> list[int]:
+        return [len(ends) for ends in self._ends_of(links)]
+
+    def _ends_of(self, links: Links) -> list[list[socket.socket]]:
+        """The accepted ends of what was made to each of its addresses."""
+        own = self._made[links.address][0]
+        assert own._peers is not None
+        ends: list[list[socket.socket]] = []
+        for address in own._peers.addresses:
+            ends.append([])
+            for each in gc.get_objects():
+                if isinstance(each, socket.socket) and each.fileno() >= 0:
+                    with contextlib.suppress(OSError):
+                        if each.getsockname() == address and each.getpeername():
+                            ends[-1].append(each)
+        return ends
+
+    def unplug(self, links: Links) -> None:
+        own = self._made[links.address][0]
+        assert own._peers is not None
+        own._peers._listeners[-1].shutdown(socket.SHUT_RDWR)
+        for end in self._ends_of(links)[-1]:
+            end.shutdown(socket.SHUT_RDWR)
 
     def address(self, links: Links) -> tuple[str, int]:
         return self._made[links.address][1].address
@@ -203,6 +262,75 @@ def linked(town: Town, *ears: Ear) -> tuple[Links, Links]:
     two.connect(1, town.address(one))
     town.until(lambda: ears[0].told == [("up", 2)] and ears[1].told == [("up", 1)])
     return one, two
+
+
+def linked_by(town: Town, *ears: Ear, streams: int, interfaces: int) -> tuple[Links, Links]:
+    """Nodes 1 and 2, once all their connections are there."""
+    one = town.open(1, ears[0], streams=streams, interfaces=interfaces)
+    two = town.open(2, ears[1], streams=streams, interfaces=interfaces)
+    one.connect(2, town.address(two))
+    two.connect(1, town.address(one))
+    each_way = max(streams, interfaces)
+    town.until(lambda: sum(town.connections(two)) == 1 + 2 * each_way)
+    return one, two
+
+
+def send_all(links: Links, node: int, data: bytes, count: int) -> list[str | None]:
+    """In so many blocks."""
+    done: list[str | None] = []
+    nbytes = len(data) // count
+    for at in range(0, len(data), nbytes):
+        source = memoryview(data)[at : at + nbytes]
+        assert links.send_block(node, span_of(nbytes, at), source, done.append)
+    return done
+
+
+@pytest.mark.parametrize(("streams", "interfaces"), [(3, 1), (1, 2), (4, 2)])
+def test_blocks_cross_over_several_streams_and_interfaces_both_ways(
+    town: Town, streams: int, interfaces: int
+) -> None:
+    data = random.Random(9).randbytes(16 * MIB)
+    ears = Ear(len(data)), Ear(len(data))
+    one, two = linked_by(town, *ears, streams=streams, interfaces=interfaces)
+    each_way = max(streams, interfaces)
+    shares = [2 * each_way // interfaces] * interfaces
+    shares[0] += 1  # messages
+    assert town.connections(two) == shares
+    forth, back = send_all(one, 2, data, 64), send_all(two, 1, data, 64)
+    town.until(lambda: len(forth) == len(back) == 64)
+    assert forth == back == [None] * 64 and ears[0].memory == ears[1].memory == data
+    assert len(ears[0].blocks) == len(ears[1].blocks) == 64, "each once"
+
+
+def test_several_streams_outlive_their_connections(town: Town) -> None:
+    data = random.Random(10).randbytes(8 * MIB)
+    ears = Ear(), Ear(len(data))
+    one, two = linked_by(town, *ears, streams=3, interfaces=1)
+    done: list[str | None] = []
+    for number in range(32):
+        at = number * MIB // 4
+        source = memoryview(data)[at : at + MIB // 4]
+        assert one.send_block(2, span_of(MIB // 4, at), source, done.append)
+        assert one.send(2, note(number))
+        if number % 12 == 5:
+            town.shake(two)
+    town.until(lambda: len(done) == 32 and len(ears[1].numbers) == 32)
+    assert done == [None] * 32 and ears[1].memory == data and len(ears[1].blocks) == 32
+    assert ears[1].numbers == list(range(32)), "messages keep their order"
+    assert ears[0].told == [("up", 2)] and ears[1].told == [("up", 1)]
+
+
+def test_what_an_interface_carried_goes_over_the_others_when_it_fails(town: Town) -> None:
+    data = random.Random(11).randbytes(16 * MIB)
+    ears = Ear(len(data)), Ear(len(data))
+    one, two = linked_by(town, *ears, streams=1, interfaces=2)
+    forth, back = send_all(one, 2, data, 64), send_all(two, 1, data, 64)
+    town.unplug(two)
+    town.until(lambda: len(forth) == len(back) == 64)
+    assert forth == back == [None] * 64 and ears[0].memory == ears[1].memory == data
+    assert len(ears[0].blocks) == len(ears[1].blocks) == 64, "each once"
+    town.until(lambda: town.connections(two) == [5, 0])
+    assert ears[0].told == [("up", 2)] and ears[1].told == [("up", 1)]
 
 
 def test_a_link_is_open_when_both_ends_want_it(town: Town) -> None:

@@ -72,6 +72,46 @@ def test_prefaulting_changes_nothing(memory: Memory, tmp_path: Path) -> None:
     region.close()
 
 
+def test_what_is_given_up_reads_as_zeros_and_counts_no_more(memory: Memory, tmp_path: Path) -> None:
+    data = random.Random(2).randbytes(6 * PAGE_BYTES)
+    write(memory, tmp_path / "a", data)
+    region, free = memory.open(tmp_path / "a"), memory.free_bytes(tmp_path)
+    assert not region.has_holes() and memory.size(tmp_path / "a") == len(data)
+    region.punch(PAGE_BYTES, 2 * PAGE_BYTES)
+    kept = data[:PAGE_BYTES] + bytes(2 * PAGE_BYTES) + data[3 * PAGE_BYTES :]
+    assert region.has_holes() and region.view == kept
+    assert memory.size(tmp_path / "a") == 4 * PAGE_BYTES
+    region.prefault(0, PAGE_BYTES)
+    region.prefault(3 * PAGE_BYTES, 3 * PAGE_BYTES)
+    assert memory.size(tmp_path / "a") == 4 * PAGE_BYTES, "what is touched beside it stays given up"
+    region.close()
+    assert read(memory, tmp_path / "a") == kept
+    if isinstance(memory, SharedMemory):
+        return  # of a filesystem that others use, too
+    assert memory.free_bytes(tmp_path) == free + 2 * PAGE_BYTES
+    memory.remove(tmp_path / "a")
+    assert memory.free_bytes(tmp_path) == free + len(data), "and only once"
+
+
+def test_stretches_of_files_are_one_map(memory: Memory, tmp_path: Path) -> None:
+    datas = [random.Random(seed).randbytes(3 * PAGE_BYTES) for seed in range(2)]
+    for name, data in zip("ab", datas, strict=True):
+        write(memory, tmp_path / name, data)
+    one, other = memory.open(tmp_path / "a"), memory.open(tmp_path / "b")
+    joined = memory.join(
+        [(one, 0, PAGE_BYTES), (other, PAGE_BYTES, PAGE_BYTES), (one, 2 * PAGE_BYTES, PAGE_BYTES)]
+    )
+    pages = [data[at : at + PAGE_BYTES] for data in datas for at in range(0, len(data), PAGE_BYTES)]
+    assert joined.view == pages[0] + pages[4] + pages[2]
+    assert joined.path == one.path and joined.is_there() and not joined.has_holes()
+    look = joined.view[:10]
+    joined.close()
+    assert look == pages[0][:10], "who still looks keeps it"
+    look.release()
+    one.close()
+    other.close()
+
+
 def test_what_is_not_there_cannot_be_opened(memory: Memory, tmp_path: Path) -> None:
     memory.create(tmp_path / "directory" / "a", 10).close()
     for path in (tmp_path / "missing", tmp_path / "directory" / "missing"):

@@ -15,7 +15,7 @@ under way has ended, one boundary that everybody hears of is committed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -35,7 +35,16 @@ EMPTY = SlotView(SlotState.EMPTY, Stamp(-1, 0))
 BLANK = Horizon(-1)
 Slots = tuple[SlotView, ...]
 Move = tuple[Any, ...]
-Chooser = Callable[[int, Sequence[SlotView], Stamp | None, Callable[[Stamp], bool]], Take | Skip]
+Chooser = Callable[[Sequence[SlotView], Stamp | None, Callable[[Stamp], bool]], Take | Skip]
+
+
+OnlyChooser = Callable[[Sequence[SlotView], Horizon], Take | Skip]
+
+
+def overwrites_only(slots: Sequence[SlotView], word: Horizon) -> Take | Skip:
+    """What a rank with one slot does: all that is committed here has copies."""
+    released = replace(word, has_copies=True).released
+    return choose(slots, word.floor, word.is_hopeless, released)
 
 
 class Unsafe(AssertionError):
@@ -141,6 +150,7 @@ class Protocol:
     own_slots: int = 2
     prompt: bool = False
     chooser: Chooser = choose
+    only_chooser: OnlyChooser = overwrites_only
     commit_type: type[Commit] = Commit
     _judged: dict[Any, tuple[Stamp | None, ...]] = field(default_factory=dict)
     _decided: dict[Any, tuple[Horizon, Horizon | None]] = field(default_factory=dict)
@@ -189,10 +199,11 @@ class Protocol:
 
     @cached_property
     def losses(self) -> tuple[tuple[int, ...], ...]:
-        """Every set of nodes that the policy promises to survive."""
+        """Every set of nodes that the policy promises to survive. With one slot a rank's own does
+        not count."""
         match self.policy:
             case Copies(m):
-                most = m - 1
+                most = m - 1 - (self.own_slots == 1)
             case ReedSolomon(_, m):
                 most = m
             case Parity():
@@ -228,7 +239,10 @@ class Protocol:
     def boundary(self, world: World, rank: int) -> World:
         """The rank completes its next step and captures it, if there is a slot for it."""
         step, slots, word = world.decided[rank] + 1, world.own[rank], world.seen[rank]
-        decision = self.chooser(step, slots, word.floor, word.is_hopeless)
+        if self.own_slots == 1:
+            decision = self.only_chooser(slots, word)
+        else:
+            decision = self.chooser(slots, word.floor, word.is_hopeless)
         if isinstance(decision, Take):
             slots = put(
                 slots, decision.slot, SlotView(SlotState.WRITING, Stamp(step, world.led.epoch))
@@ -378,7 +392,7 @@ class Protocol:
         ) | {offer}
         if len(asked) == len(place.sources) and self._may_begin(world, place, offer.stamp):
             # What was half written is given up: an owner sends one snapshot at a time.
-            decision = self.chooser(offer.stamp.step, whole(slots), word.floor, word.is_hopeless)
+            decision = self.chooser(whole(slots), word.floor, word.is_hopeless)
             if isinstance(decision, Take):
                 slots = put(whole(slots), decision.slot, SlotView(SlotState.WRITING, offer.stamp))
         return world._replace(
@@ -487,7 +501,7 @@ class Protocol:
         )
 
     def _fetched(self, slots: Slots, resumed: Stamp) -> Slots:
-        decision = choose(resumed.step, slots, resumed, lambda stamp: False)
+        decision = choose(slots, resumed, lambda stamp: False)
         assert isinstance(decision, Take)
         return put(slots, decision.slot, SlotView(SlotState.SEALED, resumed))
 

@@ -28,7 +28,7 @@ def test_on_a_slow_link_a_killed_process_still_loses_one_step() -> None:
         leader.report([RankFacts(r, own, frozenset({Stamp(1, 1)})) for r in range(2)], Horizon(1))
         word = leader.horizon
         assert word.committed == Stamp(1, 1) and (step == 3 or word.target == Stamp(2, 1))
-        taken = choose(step, slots, word.floor, word.is_hopeless)
+        taken = choose(slots, word.floor, word.is_hopeless)
         assert isinstance(taken, Take), taken
         slots[taken.slot] = SlotView(SlotState.SEALED, Stamp(step, 1))
         assert {Stamp(1, 1), Stamp(2, 1), Stamp(step, 1)} <= {v.stamp for v in slots}

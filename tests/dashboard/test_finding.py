@@ -50,6 +50,21 @@ def test_jobs_are_found_by_memory_or_journal_newest_first(arena: Path, tmp_path:
     assert [job.name for job in find_jobs(arena, tmp_path / "state")] == ["old", "demo"]
 
 
+def test_what_is_no_journal_of_this_users_is_no_job(arena: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    for name in ("pipe", "directory", "stranger", "mine"):
+        (state / name).mkdir(parents=True)
+    os.mkfifo(state / "pipe" / "journal.jsonl")
+    (state / "directory" / "journal.jsonl").mkdir()
+    (state / "mine" / "journal.jsonl").touch()
+    (state / "stranger" / "journal.jsonl").touch()
+    if os.geteuid() == 0:
+        os.chown(state / "stranger" / "journal.jsonl", 65534, 65534)
+    found = {job.name for job in find_jobs(arena, state)}
+    assert found - {"stranger", "demo"} == {"mine"}
+    assert os.geteuid() != 0 or "stranger" not in found
+
+
 def test_a_living_rank_and_a_living_keeper_hold_memory(arena: Path) -> None:
     page = own_page(job_dir_of(arena, "demo"), rank=1, pid=101)
     (job_dir_of(arena, "demo") / "held").mkdir()

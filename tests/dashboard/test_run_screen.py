@@ -67,3 +67,23 @@ def test_an_incident_fits_on_a_screen() -> None:
     text = shown(chain(told.recoveries[0], start))
     assert len(text.splitlines()) <= 24
     assert "64 report it, the last: word word" in text and "and 60 more" in text
+
+
+def test_a_chain_gives_its_sentences_the_room_and_says_nothing_twice() -> None:
+    why = "rank 1 was killed by SIGKILL (9) 22.1 s after start; starting what is missing"
+    events = [
+        at(0, "keeper", "resumed", "afresh", source="fresh", step=-1),
+        at(22156, "keeper", "rank-left", "rank 1 is gone without goodbye", rank=1, expected=False),
+        at(22157, "agent", "plan", why),
+        at(22204, "agent", "ranks-restarted", f"{why}; all started again after 34.8 ms"),
+        at(36900, "keeper", "resumed", "every rank", source="memory", step=3, lost_steps=1),
+    ]
+    recovery = runs_of(events)[0].recoveries[0]
+    for width, has_links in ((80, False), (140, True)):
+        drawn = shown(chain(recovery, events[0]), width)
+        lines = [" ".join(line.split()) for line in drawn.splitlines()]
+        text = " ".join(lines)
+        assert text.count("22.1 s after start") == 1
+        assert any("restarted at 22.204 s +47.0 ms all started again" in line for line in lines)
+        assert ("fact noticed at 22.156 s" in text) == has_links
+        assert "noticed at 22.156 s rank 1 is gone" in text, "nothing came before it"

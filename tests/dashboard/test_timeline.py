@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.economics.journal_kinds import is_failure
+from keepstep.dashboard.sentences import recovery_title, stage_words
 from keepstep.dashboard.timeline import between_ns, runs_of
 from keepstep.model.events import Event
 from keepstep.model.failure import Cause, Failure
@@ -220,6 +221,79 @@ def test_a_reboot_between_two_events_is_measured_by_the_wall_clock() -> None:
     stepped = Event(BOOT_NS + 30 * S_NS, 901 * S_NS, "a", "k", "w")
     assert between_ns(before, stepped) == 1 * S_NS
     assert between_ns(stepped, before) == 0
+
+
+# -- the user's own absence
+
+
+def plain(ms: int, pid: int, **told: Any) -> list[Event]:
+    """One rank that no agent looks after, from its first word to its first step."""
+    source = "memory" if told else "fresh"
+    return [
+        at(ms, "keeper", "rank-joined", rank=0, pid=pid, **told),
+        at(ms + 10, "keeper", "restore-offered", source=source, step=5),
+        at(ms + 100, "keeper", "resumed", source=source, step=5, lost_steps=0, epoch=pid),
+        at(ms + 300, "rank 0", "next-step", step=6, duration_ns=200 * MS_NS),
+    ]
+
+
+def interrupted(ms: int) -> list[Event]:
+    bye = at(ms, "keeper", "rank-bye", "rank 0 says goodbye: interrupted", rank=0, ok=False)
+    return [bye, at(ms + 50, "keeper", "rank-left", "rank 0 is gone", rank=0, expected=True)]
+
+
+def test_nobody_recovers_while_the_user_is_away() -> None:
+    events = [begins()[0], *plain(10, 1), *interrupted(5000), *plain(65_050, 2, goes_on=False)]
+    [story] = runs_of(events)
+    [recovery] = story.recoveries
+    assert [(s.link, s.name, s.took_ns // MS_NS) for s in recovery.stages] == [
+        ("fact", "noticed", 0),
+        ("fact", "gone", 50),
+        ("away", "away", 60_000),
+        ("action", "joined", 0),
+        ("action", "offered", 10),
+        ("action", "resumed", 90),
+        ("closed", "next step", 200),
+    ]
+    assert (recovery.took_ns, recovery.away_ns) == (350 * MS_NS, 60_000 * MS_NS)
+    told = recovery_title(1, recovery).text
+    assert "in 350.0 ms after 60.00 s away" in told
+    assert "until somebody started one" in stage_words(recovery.stages[2]).text
+
+
+def test_what_a_launcher_starts_again_is_no_absence() -> None:
+    back = plain(10_000, 2, goes_on=True)
+    [story] = runs_of([begins()[0], *plain(10, 1), *interrupted(5000)[1:], *back])
+    assert [r.away_ns for r in story.recoveries] == [0] * len(story.recoveries)
+    [story] = runs_of([begins()[0], *plain(10, 1), *interrupted(5000), *back])
+    [recovery] = story.recoveries
+    assert (recovery.away_ns, recovery.took_ns) == (0, 5300 * MS_NS)
+
+
+def test_an_absence_in_which_one_of_two_ranks_lives_is_none() -> None:
+    other = at(20, "keeper", "rank-joined", rank=1, pid=9)
+    [story] = runs_of([*plain(10, 1), other, *interrupted(5000), *plain(65_050, 2, goes_on=False)])
+    assert [r.away_ns for r in story.recoveries] == [0]
+
+
+def test_with_agents_an_absence_is_what_is_between_their_last_and_first_words() -> None:
+    agent = at(1, "agent", "job-started")
+    left = [*interrupted(5000), at(5100, "agent", "job-ended", ok=False)]
+    again = [at(65_100, "agent", "job-started"), *plain(66_000, 2, goes_on=False)]
+    [story] = runs_of([begins()[0], agent, *plain(10, 1), *left, *again])
+    [recovery] = story.recoveries
+    assert (recovery.away_ns, recovery.took_ns) == (60_000 * MS_NS, 1300 * MS_NS)
+    # an agent that was killed says no last word
+    [story] = runs_of([begins()[0], agent, *plain(10, 1), *left[:2], *again])
+    [recovery] = story.recoveries
+    assert (recovery.away_ns, recovery.took_ns) == (60_050 * MS_NS, 1250 * MS_NS)
+    # another one that takes over from it was started at once
+    takes_over = at(65_100, "agent", "job-started", takes_over=True)
+    [story] = runs_of([begins()[0], agent, *plain(10, 1), *left[:2], takes_over, *again[1:]])
+    assert [r.away_ns for r in story.recoveries] == [0]
+    # an agent that lives starts them again, be it late
+    [story] = runs_of([begins()[0], agent, *plain(10, 1), *left[:2], *again[1:]])
+    assert [r.away_ns for r in story.recoveries] == [0]
 
 
 # -- several nodes

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,20 @@ import pytest
 
 from keepstep.config import Settings, resolve
 from keepstep.dashboard.finding import FoundJob, find_leftovers
+from keepstep.dashboard.links import LinkRows
 from keepstep.dashboard.moment import Moment
+from keepstep.dashboard.slowness import doubt_words
 from keepstep.dashboard.view import JobView, job_view
+from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.journal import FileJournal
+from keepstep.edge.shm.agent_beat_file import write_beat
 from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.parts_file import write_parts
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.edge.shm.status_page import StatusPage, status_path
+from keepstep.model.agent_beat import AgentBeat
 from keepstep.model.layout import TensorSpec, lay_out
+from keepstep.model.parts import PartHealth, PartsReport
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
 from keepstep.model.units import MS_NS, S_NS
 
@@ -106,6 +114,20 @@ def look(places: Settings, later_s: float = 0.0) -> JobView:
 
 def survived(view: JobView) -> dict[str, int | None]:
     return {p.against: p.step for p in view.protection}
+
+
+def test_while_ranks_prove_their_slots_anew_nothing_is_called_lost(places: Settings) -> None:
+    """In a recovery: one rank is gone, the other tells of no slot yet."""
+    make_rank(places, 0, [6, 7, 8]).publish(slots=(), phase=Phase.RESTORE)
+    make_rank(places, 1, [7, 8], writing=9).close()
+    view = look(places)
+    assert view.horizon == Stamp(8, 1) and survived(view)["a killed process"] == 8
+
+
+def test_a_rank_without_any_slot_holds_nothing(places: Settings) -> None:
+    make_rank(places, 0, [6, 7, 8])
+    make_rank(places, 1, [])
+    assert look(places).horizon is None
 
 
 def test_a_training_job(places: Settings) -> None:
@@ -199,6 +221,27 @@ def test_states_from_birth_to_burial(places: Settings) -> None:
     assert look(places).state == "left-over"
 
 
+@pytest.mark.parametrize("kind", ["job-over", "job-ended"])
+def test_a_job_that_ended_well_waits_for_nobody_while_its_memory_goes(
+    places: Settings, kind: str
+) -> None:
+    page = make_rank(places, 0, [], phase=Phase.STEP)
+    keeper = hold(places.job_dir / "keeper.lock")
+    page.close()
+    journal = FileJournal(places.journal_path, "keeper")
+    journal.record("resumed", "begins", step=-1)
+    assert look(places).state == "waiting"
+    journal.record(kind, "the only rank ended well", ok=True)
+    view = look(places)
+    told = "the only rank ended well; its memory is being removed"
+    assert (view.state, view.why) == ("ended", told)
+    journal.record("rank-joined", "rank 0 asks", rank=0)
+    assert look(places).state == "waiting", "another life of it has begun"
+    journal.record(kind, "gave up", ok=False)
+    assert look(places).state == "waiting", "its memory is kept for a restart"
+    os.close(keeper)
+
+
 def test_an_ended_job_says_why_and_what_is_stored(places: Settings) -> None:
     journal = FileJournal(places.journal_path, "keeper")
     journal.record("persisted", "step 9", step=9)
@@ -283,3 +326,90 @@ def test_looking_changes_nothing(places: Settings) -> None:
     look(places)
     find_leftovers(places.arena_dir)
     assert {p: p.read_bytes() for p in sorted(places.arena_dir.rglob("*")) if p.is_file()} == before
+
+
+def test_who_is_slow_is_shown_while_the_job_trains(places: Settings) -> None:
+    journal = FileJournal(places.journal_path, "agent")
+    journal.record("slow-rank", "rank 1 is slow", rank=1, section="data", cause="quota")
+    journal.record("slow-rank", "rank 0 is slow", rank=0, section="compute", cause="compute")
+    journal.record("slow-over", "rank 0 is fast", rank=0)
+    journal.record("slow-confirmed", "rank 0: slow cores", rank=0, cause="processor")
+    journal.record("slow-confirmed", "rank 1: more to do", rank=1, cause="program")
+    journal.record("slow-unknown", "a device", doubt="device")
+    journal.close()
+    pages = [make_rank(places, rank, [7], step=8) for rank in range(2)]
+    [row] = look(places, later_s=5).slow
+    assert (row.rank, row.section, row.cause, row.why) == (1, "data", "quota", "rank 1 is slow")
+    assert (row.confirmed, row.confirmed_why) == ("program", "rank 1: more to do")
+    assert 5 * S_NS <= row.age_ns < 60 * S_NS
+    [doubt] = look(places).doubts
+    assert (doubt.of, doubt.doubt, doubt.why) == ("slow ranks", "device", "a device")
+    hot = FileJournal(places.journal_path, "agent")
+    hot.record("slow-confirmed", "rank 1: heat", rank=1, cause="throttled")
+    hot.close()
+    [row] = look(places).slow
+    assert (row.cause, row.confirmed, row.confirmed_why) == ("throttled",) * 2 + ("rank 1: heat",)
+    pages[1].close()
+    broken = look(places)
+    assert (broken.slow, broken.doubts) == ((), ()), "it does not train"
+    pages[0].close()
+
+
+def test_slow_links_and_damage_are_shown_while_the_job_trains(places: Settings) -> None:
+    journal = FileJournal(places.journal_path, "keeper")
+    link = {"side": "link", "nodes": [0, 1], "ratio": 3.0, "cause": "loss"}
+    journal.record("slow-link", "the link between nodes 0 and 1 is slow", **link)
+    journal.record("link-damages", "12 messages from node 1", node=1, count=12)
+    journal.close()
+    page = make_rank(places, 0, [7], step=8)
+    job = FoundJob("demo", places.job_dir, places.journal_path, True, 0)
+    [slow], [damage] = asdict(job_view(job, Moment.now()).links).values()
+    assert (slow["side"], slow["nodes"], slow["ratio"], slow["cause"]) == (
+        "link",
+        (0, 1),
+        3,
+        "loss",
+    )
+    assert slow["why"] == "the link between nodes 0 and 1 is slow" and slow["age_ns"] < 60 * S_NS
+    assert (damage["node"], damage["count"], damage["why"]) == (1, 12, "12 messages from node 1")
+    page.close()
+    assert job_view(job, Moment.now()).links == LinkRows(), "it does not train"
+
+
+def test_parts_are_shown_while_the_job_trains_and_while_they_are_news(places: Settings) -> None:
+    page = make_rank(places, 0, [7], step=8)
+    assert look(places).parts == ()
+    sick = PartHealth("gpu 0000:3b:00", "bad", "it is hot", "cool it", 3, CLOCK.monotonic_ns())
+    never = PartHealth("nic", "unknown", "nobody can tell", "", 3, 0)
+    report = PartsReport(CLOCK.monotonic_ns(), "", (sick, never))
+    write_parts(MEMORY, places.job_dir, report)
+    [gpu, nic] = look(places).parts
+    assert (gpu.part, gpu.health, gpu.why, gpu.fix) == (*sick[:2], "it is hot", "cool it")
+    assert gpu.age_ns is not None and gpu.age_ns < 60 * S_NS and nic.age_ns is None
+    later = look(places, later_s=30).parts
+    assert {row.health for row in later} == {"unknown"}
+    assert "the node's agent has not said anything for" in later[0].why
+    page.close()
+
+
+def test_where_the_agent_is_silent_nobody_says_that_nothing_is_slow_or_hangs(
+    places: Settings,
+) -> None:
+    pages = [make_rank(places, rank, [7], step=8) for rank in range(2)]
+    assert look(places).doubts == (), "no agent has ever said anything"
+    write_beat(MEMORY, places.job_dir, AgentBeat(CLOCK.monotonic_ns(), "", 3))
+    assert look(places, later_s=10).doubts == ()
+    [row] = look(places, later_s=30).doubts
+    assert (row.of, row.doubt) == ("slow ranks and hangs", "silence")
+    assert row.age_ns is not None and 30 * S_NS <= row.age_ns < 60 * S_NS
+    assert doubt_words(replace(row, age_ns=34 * S_NS)) == (
+        "Unknown: slow ranks and hangs: the agent of node 3 has said nothing for 34 s."
+    )
+    pages[1].close()
+    assert [row.doubt for row in look(places, later_s=30).doubts] == ["silence"], "broken"
+    write_beat(MEMORY, places.job_dir, AgentBeat(CLOCK.monotonic_ns(), "before", 3))
+    [row] = look(places).doubts
+    assert row.age_ns is None and "since this machine started" in row.why
+    assert doubt_words(row).endswith("since this machine started.")
+    pages[0].close()
+    assert look(places, later_s=30).doubts == (), "nobody is there who could be slow"

@@ -7,8 +7,8 @@ import socket
 import threading
 from collections.abc import Callable
 
-from keepstep.edge.net.tcp import Address
 from keepstep.model.units import KIB
+from keepstep.model.wire import Address
 
 
 class Proxy:

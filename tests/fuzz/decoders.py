@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+import fsspec
 import xxhash
 from hypothesis import Phase as Hypothesis
 from hypothesis import given, settings
@@ -26,6 +27,7 @@ from keepstep.coding.checksum import checksum
 from keepstep.config import from_mapping
 from keepstep.core.economics.costs import parse_cluster_policy
 from keepstep.core.economics.retention import parse_rules
+from keepstep.core.postmortem.recorder import Recorder, RecorderDump, parse_dump
 from keepstep.core.wire.codec import NotAMessage
 from keepstep.core.wire.connection import KEEPERS_FORMAT, Connection, WireFormat
 from keepstep.core.wire.conversations import (
@@ -36,6 +38,7 @@ from keepstep.core.wire.conversations import (
     RANK_WITH_KEEPER,
 )
 from keepstep.core.wire.messages import decode, encode
+from keepstep.edge.net import etcd_answers
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.error_file import read_error_file
 from keepstep.edge.shm.collective_profile_page import read_word
@@ -43,19 +46,23 @@ from keepstep.edge.shm.double_buffered_page import DoubleBufferedPage
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.node_safety_file import FILE, read_node_safety
-from keepstep.edge.shm.slot import parse_page
+from keepstep.edge.shm.slot_header import parse_page
 from keepstep.edge.shm.status_page import StatusPage, status_path
 from keepstep.edge.store.manifest import manifest_from_bytes
+from keepstep.edge.store.owner import OWNER, OwnerRecord, owner_record, read_owner
 from keepstep.edge.store.parts import (
     part_from_bytes,
     part_to_bytes,
     survey_from_bytes,
     survey_to_bytes,
 )
+from keepstep.edge.store.runs import RUN, begin_run, newest_run
 from keepstep.edge.torch.pickles.checked import load_pickles
 from keepstep.edge.torch.pickles.inert import Inert
 from keepstep.edge.torch.pickles.known import Known
+from keepstep.edge.torch.pickles.plain import load_plain
 from keepstep.errors import ConfigError, DamageError, IdentityError, StoreError, UntrustedError
+from keepstep.model.decoding import from_json
 from keepstep.model.diagnosis import Evidence, evidence_from_text, evidence_to_text
 from keepstep.model.events import Event, event_from_line
 from keepstep.model.failure import parse_budget
@@ -72,8 +79,9 @@ from keepstep.model.units import PAGE_BYTES
 from keepstep.model.wire import BlockComing
 from keepstep.runtime.agent import meeting_record
 from keepstep.runtime.agent.evidence_board import _evidence
-from keepstep.runtime.agent.signed_kv import SignedKV
+from keepstep.runtime.agent.signed_kv import WordSeal
 from keepstep.runtime.replication.encode import contents_from
+from tests.core.postmortem.recorded import a_call
 from tests.core.wire import test_connection as wire
 from tests.core.wire.drawn import values
 from tests.edge.store.test_manifest import WHOLE
@@ -198,7 +206,7 @@ def of_slot_headers(resealed: bool) -> Decoder:
 
 
 def _slot_page() -> bytes:
-    from keepstep.edge.shm.slot import _page
+    from keepstep.edge.shm.slot_header import page_of
     from keepstep.model.snapshot import SlotHeader
 
     header = SlotHeader(
@@ -219,7 +227,7 @@ def _slot_page() -> bytes:
         sealed_wall_ns=3,
         loss=0.5,
     )
-    return _page(header, 1 << 21)
+    return page_of(header, 1 << 21)
 
 
 def of_layouts() -> Decoder:
@@ -383,6 +391,38 @@ def of_parts(write: Any, read: Any, value: Any) -> Decoder:
     )
 
 
+def of_owners() -> Decoder:
+    """Of a store whose job has a secret. Whom a record keeps out is believed, whoever wrote it;
+    whose checkpoints it lets in is not."""
+    fs = fsspec.filesystem("memory")
+    seed = owner_record("ours", ["theirs", "another"], OURS)
+
+    def read(said: bytes) -> OwnerRecord:
+        fs.pipe_file(f"/fuzz-owner/{OWNER}", said)
+        return read_owner(fs, "/fuzz-owner", OURS)
+
+    def same(found: OwnerRecord, said: bytes) -> None:
+        assert said == seed or not found.adopted, "let in, and nobody signed it"
+
+    return Decoder([seed], read, (DamageError, StoreError), same, json_sealed)
+
+
+def of_runs() -> Decoder:
+    """Whoever began a run could have the job start afresh."""
+    fs = fsspec.filesystem("memory")
+    begun = f"{begin_run(fs, '/fuzz-run', 2, OURS)}/{RUN}"
+    seed = fs.cat_file(begun)
+
+    def read(said: bytes) -> int:
+        fs.pipe_file(begun, said)
+        return newest_run(fs, "/fuzz-run", OURS)
+
+    def same(found: int, said: bytes) -> None:
+        assert (found, said) == (2, seed), "a run that nobody of ours has begun"
+
+    return Decoder([seed], read, (DamageError, StoreError), same, json_sealed)
+
+
 # -- where nodes meet, and what people write
 
 
@@ -400,13 +440,13 @@ def of_evidence() -> Decoder:
 
 
 def of_signed_values() -> Decoder:
-    signed = SignedKV(None, "the job's secret", None, lambda key: None)  # type: ignore[arg-type]
-    seed = signed._sign("0/verdict", "a word").encode()
+    seal = WordSeal("the job's secret", "j")
+    seed = seal.sign("0/verdict", "a word").encode()
 
     def same(found: str | None, said: bytes) -> None:
         assert found is None or said == seed, "a word of a stranger"
 
-    return Decoder([seed], lambda said: signed.opened("0/verdict", _text(said)), (), same)
+    return Decoder([seed], lambda said: seal.opened("0/verdict", _text(said)), (), same)
 
 
 def of_events() -> Decoder:
@@ -430,10 +470,63 @@ def of_settings() -> Decoder:
     return Decoder([json.dumps(seed).encode()], read, refuses)
 
 
+def of_etcd_answers() -> Decoder:
+    """Of reads. What stands under a key is signed, and not by etcd."""
+    seed = {
+        "header": {"cluster_id": "14841639068965178418", "revision": "17", "raft_term": "2"},
+        "succeeded": True,
+        "responses": [
+            {"response_range": {"header": {"revision": "17"}, "kvs": [{"value": "eA=="}]}},
+            {"response_range": {"header": {"revision": "17"}}},
+        ],
+    }
+
+    def read(said: bytes) -> list[tuple[str | None, int]]:
+        return etcd_answers.values_read(from_json(said), 2)
+
+    def same(found: list[tuple[str | None, int]], said: bytes) -> None:
+        assert len(found) == 2 and all(0 <= revision < 10**20 for _, revision in found)
+
+    return Decoder([json.dumps(seed).encode()], read, (ValueError,), same)
+
+
+def of_etcd_swaps() -> Decoder:
+    refused = {"responses": [{"response_range": {"kvs": [{"value": "eA=="}]}}]}
+    seeds = [json.dumps(said).encode() for said in ({"succeeded": True}, refused)]
+    return Decoder(seeds, lambda said: etcd_answers.swapped(from_json(said), "mine"), (ValueError,))
+
+
+def of_etcd_watches() -> Decoder:
+    seeds = [b'{"result": {"header": {}, "events": [{"kv": {"key": "eA=="}}]}}', b""]
+    return Decoder(seeds, etcd_answers.is_news, (ValueError,))
+
+
 def of_words(parse: Callable[[str], Any], *seeds: str) -> Decoder:
     return Decoder(
         [seed.encode() for seed in seeds], lambda said: parse(_text(said)), (ConfigError,)
     )
+
+
+def of_recorders() -> Decoder:
+    """Dumps of torch's flight recorder, as it pickles them and as JSON."""
+    document = {
+        "version": "2.10",
+        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}},
+        "entries": [a_call(0, 7, "nccl:all_reduce"), a_call(0, 8, "nccl:send 0->1", is_p2p=True)],
+    }
+
+    def read(said: bytes) -> RecorderDump:
+        plain = json.loads(said) if said[:1] == b"{" else load_plain(said)
+        dump = parse_dump(0, plain)
+        recorder = Recorder()
+        recorder.take(dump)
+        recorder.mismatch()
+        recorder.missed([0, 1])
+        return dump
+
+    refuses = (UntrustedError, ValueError, RecursionError)  # the last one: of json.loads here
+    seeds = [json.dumps(document).encode(), pickle.dumps(document, 2)]
+    return Decoder(seeds, read, refuses)
 
 
 def _text(said: bytes) -> str:
@@ -482,12 +575,18 @@ def all_decoders() -> dict[str, Decoder]:
         "signed manifest": of_signed_manifests(),
         "part": of_parts(part_to_bytes, part_from_bytes, PART),
         "survey": of_parts(survey_to_bytes, survey_from_bytes, SURVEY),
+        "owner": of_owners(),
+        "run": of_runs(),
         "plain state": of_pickles(Known),
         "state passed on": of_pickles(Inert),
         "evidence": of_evidence(),
         "evidence board": Decoder([b'[3, "[]"]'], lambda said: _evidence(_text(said)), ()),
         "signed values": of_signed_values(),
+        "etcd's values": of_etcd_answers(),
+        "etcd's swaps": of_etcd_swaps(),
+        "etcd's watches": of_etcd_watches(),
         "events": of_events(),
+        "flight recorder": of_recorders(),
         "settings": of_settings(),
         "policy": of_words(parse_policy, "copies:2", "rs:4+2", "auto", "parity:4"),
         "cluster policy": of_words(parse_cluster_policy, "copies:2", "rs:4+2"),

@@ -1,101 +1,171 @@
-"""Capture from a GPU: a side stream into page-locked slots, the device waiting instead of the
-trainer. Skipped without CUDA."""
+"""Capture from a GPU: copies ordered in one go into page-locked slots, the device waiting instead
+of the trainer. The state is large, and the update follows at once: without the fence the copy would
+be of two moments. Slots have to lie in tmpfs: run with `--basetemp` below /dev/shm. Skipped without
+CUDA."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from keepstep.config import resolve
 from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
-from keepstep.edge.torch.capture import TensorCopy
-from keepstep.edge.torch.cuda_pages import CudaPages
-from keepstep.edge.torch.page_locks import PageLocks
-from keepstep.edge.torch.restore import apply, open_snapshot, prove
+from keepstep.edge.torch.copy_stream import CopyStream
+from keepstep.edge.torch.device_copy import DeviceCopy
+from keepstep.edge.torch.live_state import TorchState
 from keepstep.edge.torch.state import Protected
 from keepstep.model.snapshot import Stamp
+from keepstep.model.units import MIB
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
-KINDS = [{"foreach": True}, {"fused": True}, {"capturable": True}]
+KINDS: list[dict[str, bool]] = [{"foreach": True}, {"fused": True}, {"capturable": True}]
+WIDTH = 4096  # 64 MiB a layer, and twice as much of AdamW's
 
 
-def training(**optimizer: bool) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(512, 2048), torch.nn.BatchNorm1d(2048), torch.nn.Linear(2048, 512)
-    ).cuda()
-    return model, torch.optim.AdamW(model.parameters(), **optimizer)
+class Training:
+    def __init__(self, home: Path, **optimizer: bool) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, WIDTH), torch.nn.BatchNorm1d(WIDTH), torch.nn.Linear(WIDTH, 64)
+        ).cuda()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), **optimizer)
+        self.protected = Protected.of({"model": self.model, "optimizer": self.optimizer}, lazy=True)
+        self.live = TorchState(self.protected, 0, 1, resolve(None, {}, "j"))
+        self.train_one()
+        nbytes = self.protected.gather().payload_bytes
+        self.slot = Slot.create(MEMORY, home / "slot", nbytes + MIB, MIB)
+        assert self.live.pin(self.slot) is None
+        self.copy: Any = None
+        self.optimizer.register_step_pre_hook(self._before_update)
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        if self.copy is not None:
+            self.copy.fence(optimizer)
+
+    def train_one(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(64, WIDTH, device="cuda")).square().mean().backward()
+        self.optimizer.step()
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [item.local for item in self.protected.gather().items if item.spec.nbytes]
+
+    def bytes_of(self) -> list[bytes]:
+        """The oracle."""
+        return [
+            t.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            for t in self.tensors()
+        ]
+
+    def capture(self, meanwhile: Callable[[], None]) -> list[str]:
+        """`meanwhile`: what the trainer does before the capture thread has begun. What moved."""
+        self.slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
+        self.copy = copy = self.live.copy(self.protected.gather(), self.slot)
+        copy.copy_moving()
+        meanwhile()
+        run_acts(copy.copy_still())
+        run_acts(copy.settle())
+        self.copy = None
+        layout = copy.state.layout
+        text = json.dumps(layout.to_json()).encode()
+        header = self.slot.write_table(copy.state.payload_bytes, text, copy.sums)
+        self.slot.seal(header, layout.hash(), 0.0, wall_ns=1)
+        return list(copy.moved)
+
+    def restored(self) -> list[bytes]:
+        header, layout = self.slot.verify()
+        self.live.load(self.slot, header, layout)
+        assert self.live.differing(self.slot, header, layout) == []
+        return self.bytes_of()
 
 
-def train_one(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-    model(torch.randn(64, 512, device="cuda")).square().mean().backward()
-    optimizer.step()
-
-
-def bytes_of(protected: Protected) -> list[bytes]:
-    return [
-        item.local.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        for item in protected.gather().items
-        if item.spec.nbytes
-    ]
-
-
-def seal(copy: TensorCopy, slot: Slot) -> None:
-    layout = copy.state.layout
-    slot.seal(
-        slot.write_table(copy.state.payload_bytes, json.dumps(layout.to_json()).encode()),
-        layout.hash(),
-        0.0,
-        wall_ns=1,
-    )
+def is_right(training: Training) -> bool:
+    expected = training.bytes_of()
+    moved = training.capture(training.train_one)
+    return not moved and training.restored() == expected
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_what_is_captured_is_the_boundary_s_state_though_the_update_follows_at_once(
     kind: dict[str, bool], tmp_path: Path
 ) -> None:
-    model, optimizer = training(**kind)
-    train_one(model, optimizer)
-    protected = Protected.of({"model": model, "optimizer": optimizer}, lazy=True)
-    state = protected.gather()
-    expected = bytes_of(protected)
-    slot = Slot.create(MEMORY, tmp_path / "slot", state.payload_bytes, 1 << 20)
-    locks = PageLocks(CudaPages(torch.device("cuda", torch.cuda.current_device())))
-    assert locks.lock(slot) is None
-    slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
-    copy = TensorCopy(protected.gather(), slot, locks=locks)
-    copy.copy_moving()
-    handle = optimizer.register_step_pre_hook(lambda *_: copy.fence())
+    training = Training(tmp_path, **kind)
     for _ in range(3):
-        if not copy.done.is_set():
-            run_acts(copy.copy_still())
-        train_one(model, optimizer)
-    handle.remove()
-    assert copy.moved == []
-    seal(copy, slot)
-    header, layout = slot.verify()
-    apply(protected, open_snapshot(protected, slot, header, layout))
-    assert prove(protected, slot, header, layout) == []
-    assert bytes_of(protected) == expected
-    slot.close()
+        assert is_right(training)
+        training.train_one()
+    training.slot.close()
+
+
+def test_without_the_fence_of_an_update_it_would_not_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the test above could not fail. Fused updates move no version counter."""
+    monkeypatch.setattr(DeviceCopy, "lead", lambda self, optimizer: True)
+    training = Training(tmp_path, fused=True)
+    assert not all(is_right(training) for _ in range(5))
+    training.slot.close()
+
+
+def test_without_the_wait_at_the_boundary_it_would_not_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CopyStream, "follow", lambda self: None)
+    training = Training(tmp_path, fused=True)
+    torch.cuda._sleep(1_000_000_000)
+    training.train_one()  # is still to come on the device when the boundary is there
+    training.capture(lambda: None)
+    expected = training.bytes_of()
+    assert training.restored() != expected
+    training.slot.close()
 
 
 def test_a_parameter_that_moves_under_the_copy_is_named(tmp_path: Path) -> None:
-    model, optimizer = training()
-    train_one(model, optimizer)
-    protected = Protected.of({"model": model, "optimizer": optimizer}, lazy=True)
-    state = protected.gather()
-    slot = Slot.create(MEMORY, tmp_path / "slot", state.payload_bytes, 1 << 20)
-    slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
-    copy = TensorCopy(state, slot)
+    training = Training(tmp_path, foreach=True)
+
+    def change() -> None:
+        with torch.no_grad():
+            training.model[0].weight.add_(1)
+
+    assert training.capture(change) == ["model.0.weight"]
+    training.slot.close()
+
+
+def test_the_trainer_is_not_held_by_a_copy(tmp_path: Path) -> None:
+    """What it is told to wait for is on the device."""
+    training = Training(tmp_path, fused=True)
+    torch.cuda.synchronize()
+    training.slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
+    torch.cuda._sleep(1_000_000_000)
+    copy = training.live.copy(training.protected.gather(), training.slot)
     copy.copy_moving()
-    with torch.no_grad():
-        model[0].weight.add_(1)
+    assert copy.fence(training.optimizer)
+    assert not torch.cuda.current_stream().query(), "the host has not waited"
     run_acts(copy.copy_still())
-    assert copy.moved == ["model.0.weight"]
+    assert copy.waited_ns() is not None
+    training.slot.close()
+
+
+def test_a_restore_keeps_every_address_and_takes_no_second_copy(tmp_path: Path) -> None:
+    training = Training(tmp_path, fused=True)
+    expected = training.bytes_of()
+    training.capture(lambda: None)
+    training.train_one()
+    addresses = [tensor.data_ptr() for tensor in training.tensors()]
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    header, layout = training.slot.verify()
+    training.live.load(training.slot, header, layout)
+    assert training.live.differing(training.slot, header, layout) == []
+    assert torch.cuda.max_memory_allocated() < 1.05 * before
+    assert [tensor.data_ptr() for tensor in training.tensors()] == addresses
+    assert training.bytes_of() == expected
+    training.slot.close()

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.cuda_pages import CudaPages
 from keepstep.edge.torch.live_state import TorchState
+from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.edge.torch.state import Protected
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MIB
@@ -74,8 +76,9 @@ def test_a_slot_is_locked_until_it_is_closed(tmp_path: Path) -> None:
         assert training.saved() == {7}
 
 
-def test_what_is_mapped_in_place_of_a_replaced_file_gets_the_device_s_bytes(tmp_path: Path) -> None:
-    training = Training(tmp_path)
+def replaced(training: Training) -> set[int]:
+    """What lies in a file that has taken a locked slot's place, after a copy of 8s."""
+    tmp_path = training.home
     first = training.slot()
     training.live.pin(first)
     training.save(first, 7)
@@ -86,7 +89,34 @@ def test_what_is_mapped_in_place_of_a_replaced_file_gets_the_device_s_bytes(tmp_
     assert training.live.pin(second) is None
     training.save(second, 8)
     second.close()
-    assert training.saved() == {8}
+    return training.saved()
+
+
+def test_what_is_mapped_in_place_of_a_replaced_file_gets_the_device_s_bytes(tmp_path: Path) -> None:
+    assert replaced(Training(tmp_path)) == {8}
+
+
+def test_with_locks_that_outlive_their_map_it_would_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the test above could not fail. The new map lies where the old one lay."""
+    monkeypatch.setattr(PageLocks, "_end", lambda self, slot: None)
+    monkeypatch.setattr(PageLocks, "lock", once_for_each_address(PageLocks.lock))
+    assert replaced(Training(tmp_path)) != {8}
+
+
+def once_for_each_address(lock: Any) -> Any:
+    """As it was when registrations were never ended: the second is refused, and nobody looks."""
+    seen: set[int] = set()
+
+    def locked(self: PageLocks, slot: Slot) -> str | None:
+        if slot.payload_address in seen:
+            return None
+        seen.add(slot.payload_address)
+        why: str | None = lock(self, slot)
+        return why
+
+    return locked
 
 
 def test_a_slot_that_is_not_locked_gets_the_device_s_bytes(tmp_path: Path) -> None:

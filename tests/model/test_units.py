@@ -12,6 +12,8 @@ from keepstep.model.units import (
     MIB,
     MS_NS,
     S_NS,
+    counted,
+    every,
     first_line,
     human_bytes,
     human_ns,
@@ -58,3 +60,8 @@ def test_a_sentence_has_room_for_the_first_line() -> None:
     assert first_line("ValueError: a\nb") == "ValueError: a"
     assert first_line("\n  a \r\nb") == "a"
     assert first_line("\n") == first_line("") == ""
+
+
+def test_one_is_one_and_more_are_all() -> None:
+    assert (every(1, "rank"), every(2, "rank")) == ("the only rank", "all 2 ranks")
+    assert (counted(1, "rank"), counted(0, "rank")) == ("1 rank", "0 ranks")

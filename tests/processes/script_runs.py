@@ -29,18 +29,19 @@ import torch as _torch
 import keepstep as _keepstep
 _torch.set_num_threads(1)
 _random.seed(0)
-_end_step = _keepstep.Job.step_end
+from keepstep.runtime.rank.job.step_loop import StepLoop as _StepLoop
+_end_step = _StepLoop.end
 
-def _step_end(job, is_last=False):
-    if job.step + 1 == int(_os.environ["HELD_STEP"]):
-        open(f"{_os.environ['RESULTS']}/held-{job.rank}", "w").close()
+def _step_end(loop, is_last=False):
+    if loop._rank.step + 1 == int(_os.environ["HELD_STEP"]):
+        open(f"{_os.environ['RESULTS']}/held-{_os.environ.get('RANK', '0')}", "w").close()
         while not _os.path.exists(f"{_os.environ['RESULTS']}/go-on"):
             _time.sleep(0.01)
-    counts = _end_step(job, is_last)
-    assert job._drain(job._rank.drain, 60), "steps as short as these would be skipped now and then"
+    counts = _end_step(loop, is_last)
+    assert loop.drain(loop._rank.drain, 60), "steps as short as these would be skipped now and then"
     return counts
 
-_keepstep.Job.step_end = _step_end
+_StepLoop.end = _step_end
 """
 AFTER = """
 import ctypes as _ctypes, hashlib as _hashlib, json as _json

@@ -142,7 +142,9 @@ def test_components(tmp_path: Path, ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_torchtitan(tmp_path: Path, ranks: int) -> None:
-    pytest.importorskip("torchtitan", reason="torchtitan is not installed: docs/integrations.md")
+    pytest.importorskip(
+        "torchtitan", reason="torchtitan is not installed: docs/integrations/torchtitan.md"
+    )
     future = "from __future__ import annotations\n"
     on_cpu = Path(__file__).with_name("torchtitan_on_cpu.py").read_text()
     example = (EXAMPLES / "torchtitan_train.py").read_text()

@@ -58,7 +58,7 @@ elif kind == "pipeline":
     stage = PipelineStage(model, rank, world, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
 else:
-    finds_unused = world > 2 or kind == "freezing"
+    finds_unused = kind == "freezing"
     model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=finds_unused)
 some = dist.new_group([0, world - 1])  # groups of part of the ranks are built anew as well
 optimizer = torch.optim.AdamW(model.parameters(), 0.01)
@@ -98,6 +98,9 @@ def body(step):
     if rank == 1 and os.path.exists(results + "/cut"):
         os.remove(results + "/cut")
         cut()
+    if rank == 1 and os.path.exists(results + "/raise"):
+        os.remove(results + "/raise")
+        raise RuntimeError("a fault of its own")
     told = loss.detach().clone()
     dist.all_reduce(told)
     if rank in (0, world - 1):
@@ -281,6 +284,18 @@ def test_the_others_stay_in_their_process_and_the_end_is_the_same(
         e.data["lost_steps"] <= FEW_STEPS and e.data["source"] == "memory"
         for e in run.events("resumed")[1:]
     )
+
+
+def test_who_ends_by_an_exception_is_lost_like_a_killed_one(started: Any, undisturbed: Any) -> None:
+    run = started("ddp", 2, "with", "--standby", "0")
+    run.train_until(5)
+    staying = run.pid(0)
+    (run.results / "raise").touch()
+    run.until(lambda: len(run.events("recovered")) == 1)
+    found = run.end()
+    assert [f["digest"] for f in found] == undisturbed("ddp", 2)
+    assert found[0]["pid"] == staying and run.events("refused") == []
+    assert {e.data["code"] for e in run.events("rank-exited")} == {1, 0}
 
 
 @pytest.mark.parametrize("kind", ["freezing", "pipeline", "scaler"])

@@ -255,7 +255,7 @@ def test_logs_go_where_torchrun_puts_them(start: Start, tmp_path: Path) -> None:
         "print('hello')", "--log-dir", str(tmp_path / "logs"), "-t", "3", "--nproc-per-node", "2"
     ).ended()
     assert code == 0
-    assert "[default0]:hello" in output and "[default1]:hello" in output
+    assert "[rank0]:hello" in output and "[rank1]:hello" in output
     assert sorted(
         p.read_text() for p in (tmp_path / "logs").glob("t_*/attempt_0/*/stdout.log")
     ) == ["hello\n", "hello\n"]
@@ -390,6 +390,30 @@ def test_ranks_outlive_their_agent(start: Start) -> None:
     assert [e.data["ok"] for e in run.events("rank-bye")] == [True]
 
 
+def test_the_same_command_again_ends_ranks_that_train_on_and_goes_on_from_memory(
+    start: Start,
+) -> None:
+    """Else they would train on beside the new ones, and capture nothing any more."""
+    run = start(TRAINING, "--standby", "0", args=FOR_EVER)
+
+    def done() -> int:
+        status = read_status(MEMORY, job_dir_of(run.arena_dir, "t"), 0)
+        return -1 if status is None else status.completed_step
+
+    until(lambda: done() > 20, "step 20")
+    run.process.kill()
+    run.process.wait()
+    before = done()
+    until(lambda: done() > before + 20, "steps without an agent")
+    again = start(TRAINING, "--standby", "0", args=FOR_EVER)
+    last = until(lambda: next(iter(again.events("resumed")[1:]), None), "the next life")
+    assert last.data["source"] == "memory" and last.data["lost_steps"] <= FEW_STEPS, last.why
+    assert last.data["step"] > before
+    assert len(again.events("left-ranks-ended")[0].data["ended"]) == 1
+    again.process.send_signal(signal.SIGTERM)
+    assert again.ended()[0] == 143
+
+
 @pytest.mark.everyday
 def test_a_job_whose_directory_somebody_removes_says_so_and_trains_on(start: Start) -> None:
     run = start(TRAINING, "--nproc-per-node", "2", args=("3000",))
@@ -441,7 +465,8 @@ def test_an_agent_that_stays_stopped_is_followed_by_another_one(start: Start) ->
     assert last.data["source"] == "memory", last.why
     run.process.send_signal(signal.SIGTERM)
     code, output = run.ended()
-    assert code == 143 and f"(process {run.events('job-started')[0].data['pid']})" in output
+    stopped = run.events("job-started")[0].data["pid"]
+    assert code == 143 and f"agent {stopped} has stood still" in output, output
 
 
 STOPS_THE_KEEPER = """

@@ -25,6 +25,7 @@ from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.node_safety_file import read_node_safety
 from keepstep.model.events import Event
+from tests.edge.kubernetes.cluster import Cluster, kubeconfig, served
 
 COMMAND = "from keepstep.cli.main import app; app()"
 PATIENCE_S = 100.0
@@ -322,6 +323,12 @@ def test_the_same_failure_on_another_host_is_the_programs(machines: Begin) -> No
     ]
 
 
+def may_lose(node: Node, number: int) -> bool:
+    """Whether that node knows that this one is expendable."""
+    known = read_node_safety(MEMORY, job_dir_of(node.arena_dir, "t")) or {"expendable": ()}
+    return number in known["expendable"]
+
+
 def test_a_node_on_which_a_step_fails_again_is_swapped_for_a_spare(machines: Begin) -> None:
     job = machines('until_there go; exec "$PYTHON" "$PROGRAM" KEEPSTEP_HOST 127.0.0.12 go-on')
     nodes = job.start_two("--redundancy", "copies:2")
@@ -329,15 +336,7 @@ def test_a_node_on_which_a_step_fails_again_is_swapped_for_a_spare(machines: Beg
     spare = job.start("--redundancy", "copies:2")
     spare.wait_for("nodes-awaited")
     job.allow("go")
-    until(
-        lambda: (
-            1
-            in (
-                read_node_safety(MEMORY, job_dir_of(nodes[1].arena_dir, "t")) or {"expendable": ()}
-            )["expendable"]
-        ),
-        "that node 1 may be lost",
-    )
+    until(lambda: may_lose(nodes[1], 1), "that node 1 may be lost")
     job.allow("go-on")
     for node in (*nodes, spare):
         code, output = node.ended()
@@ -491,6 +490,47 @@ def test_the_platform_is_asked_once_for_a_replacement(machines: Begin) -> None:
     assert (job.room / "asked").read_text() == f"t {ids[lost]} 127.0.0.{11 + lost}\n"
     told = [e.why for node in left for e in node.events("replacement-asked")]
     assert len(told) == 1 and told[0].endswith("exited with 3")
+
+
+def test_on_kubernetes_another_pod_takes_the_lost_ones_place(
+    machines: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a cluster that is this test's own: its controller makes the pod, and the test the machine
+    that the pod is. What the lost rank had is in the other node's memory."""
+    cluster = Cluster(pods=0)
+    cluster.now_s = time.time()
+    job = machines('exec "$PYTHON" "$PROGRAM" RANK none go')
+    options = ("--redundancy", "copies:2", "--node-provider", "kubernetes")
+
+    def start(name: str) -> Node:
+        monkeypatch.setenv("POD_NAME", name)
+        return job.start(*options)
+
+    with served(cluster) as url:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", url)))
+        nodes = []
+        for number in range(2):
+            name = f"train-nodes-0-{number}-first"
+            cluster.add(name, number, f"gpu-{number}", f"127.0.0.{11 + number}")
+            cluster.runs(name, cluster.now_s - 3600)
+            nodes.append(start(name))
+            nodes[0].wait_for("nodes-awaited")
+        until(lambda: may_lose(nodes[1], 1), "that node 1 may be lost")
+        nodes[1].lose()
+        [deletion] = until(lambda: list(cluster.deletions), "the deletion")
+        assert deletion["name"] == "train-nodes-0-1-first"
+        cluster.pass_s(7)
+        replacement = start("train-nodes-0-1-other")
+        cluster.pass_s(7)
+        told = nodes[0].wait_for("replacement-asked").why
+        job.allow("go")
+        for node in (nodes[0], replacement):
+            code, output = node.ended()
+            assert code == 0, output
+    assert told.startswith("a replacement of node 1: pod train-nodes-0-1-other runs on gpu-9 after")
+    assert told.endswith("in place of train-nodes-0-1-first, which was deleted")
+    resumed = nodes[0].events("resumed")[-1]
+    assert resumed.data["source"] == "memory" and resumed.data["step"] >= 0
 
 
 def test_an_agent_that_died_while_it_waited_is_not_counted_on(machines: Begin) -> None:

@@ -47,6 +47,9 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 NODES = ("n1", "n2", "n3")
 PATIENCE_S = 180.0
+# How often a node is lost; the promise is tried with SLURM_LOSSES=10.
+LOSSES = int(os.environ.get("SLURM_LOSSES", "1"))
+REQUEUES = "SLURM_REQUEUES" in os.environ
 GPT = ("--steps", "160", "--width", "96", "--layers", "3", "--heads", "3", "--batch", "4")
 
 CONF = """
@@ -56,7 +59,7 @@ SlurmctldPort={ports[0]}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={room}/munge.sock
+AuthInfo=socket={room}/munge.sock{expires}
 StateSaveLocation={room}/state
 SlurmdSpoolDir={room}/%n
 SlurmctldPidFile={room}/slurmctld.pid
@@ -101,8 +104,8 @@ class Slurm:
     """The cluster. Its processes know its configuration file by its path; that is how they are
     found."""
 
-    def __init__(self, room: Path, arenas: Path) -> None:
-        self.room, self.arenas = room, arenas
+    def __init__(self, room: Path, arenas: Path, more_conf: str = "") -> None:
+        self.room, self.arenas, self._more_conf = room, arenas, more_conf
         self.environ = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{SBIN}",
@@ -112,12 +115,15 @@ class Slurm:
 
     def start(self) -> None:
         ports = free_ports(1 + len(NODES))
-        conf = CONF.format(room=self.room, user=getpass.getuser(), ports=ports)
+        # A requeued job waits until its credential has expired, 120 s by default.
+        expires = ",cred_expire=10" if REQUEUES else ""
+        conf = CONF.format(room=self.room, user=getpass.getuser(), ports=ports, expires=expires)
         for node, port in zip(NODES, ports[1:], strict=True):
             conf += (
                 f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=2\n"
             )
             (self.arenas / node).mkdir()
+        conf += self._more_conf
         conf += f"PartitionName=all Nodes={','.join(NODES)} Default=YES State=UP\n"
         (self.room / "slurm.conf").write_text(conf)
         (self.room / "prolog").write_text(PROLOG.format(room=self.room, arenas=self.arenas))
@@ -224,7 +230,7 @@ class Batch:
     """A submitted job: where its ranks keep their memory, and what became of it."""
 
     def __init__(self, slurm: Slurm, number: int, log: Path) -> None:
-        self._slurm, self._number, self._log = slurm, number, log
+        self._slurm, self.number, self._log = slurm, number, log
         self.job = f"gpt-{number}"
 
     def events(self, kind: str) -> list[Event]:
@@ -264,18 +270,23 @@ class Batch:
 
     def is_over(self) -> bool:
         return (
-            str(self._number) not in self._slurm.ask("squeue", "--noheader", "--format=%A").split()
+            str(self.number) not in self._slurm.ask("squeue", "--noheader", "--format=%A").split()
         )
 
     def sha256(self) -> str:
         """Of the final state, once the job has ended well."""
         until(self.is_over, self.story)
-        state = self._slurm.ask("scontrol", "show", "job", str(self._number))
+        state = self._slurm.ask("scontrol", "show", "job", str(self.number))
         assert "JobState=COMPLETED" in state, f"{state}\n{self.story()}"
         found = re.findall(r"sha256 of the final state: (\w{64})", self._log.read_text())
         assert len(found) == 1, self.story()
-        until(lambda: not list(self._slurm.arenas.glob(f"*/keepstep-*/{self.job}*")), self.story)
+        until(lambda: not self._left(), lambda: f"{self._left()} stay; {self.story()}")
         return str(found[0])
+
+    def _left(self) -> list[str]:
+        """What there still is of its memory, on any node."""
+        found = self._slurm.arenas.glob(f"*/keepstep-*/{self.job}*")
+        return [str(path.relative_to(self._slurm.arenas)) for path in found]
 
     def resumed(self) -> Event:
         return self.events("resumed")[-1]
@@ -320,8 +331,9 @@ def undisturbed(slurm: Slurm) -> str:
     return sha256
 
 
+@pytest.mark.parametrize("number", range(LOSSES))
 def test_srun_starts_the_ranks_again_and_a_spare_node_takes_the_place_of_a_lost_one(
-    slurm: Slurm, undisturbed: str
+    slurm: Slurm, undisturbed: str, number: int
 ) -> None:
     batch = slurm.submit("srun.sbatch")
     batch.train_until(10)
@@ -338,7 +350,7 @@ def test_srun_starts_the_ranks_again_and_a_spare_node_takes_the_place_of_a_lost_
     committed = min(batch.rank(0)[2], batch.rank(1)[2])
     slurm.lose(lost)
     second = until(lambda: batch.events("resumed")[2:], batch.story)[0]
-    assert second.data["source"] == "memory" and second.data["step"] >= committed, second.why
+    assert second.data["source"] == "memory" and second.data["step"] >= committed, batch.story()
     assert batch.events("fetched")
     assert batch.sha256() == undisturbed
 
@@ -353,4 +365,20 @@ def test_agents_start_the_ranks_again(slurm: Slurm, undisturbed: str) -> None:
     os.kill(batch.rank(1)[1], signal.SIGKILL)
     resumed = until(lambda: batch.events("resumed")[1:], batch.story)[0]
     assert resumed.data["source"] == "memory" and resumed.data["step"] >= 10, resumed.why
+    assert batch.sha256() == undisturbed
+
+
+@pytest.mark.skipif(not REQUEUES, reason="minutes: SLURM_REQUEUES=1 asks for it")
+@pytest.mark.parametrize("script", ["srun.sbatch", "agents.sbatch"])
+def test_a_requeued_job_goes_on_from_memory(slurm: Slurm, undisturbed: str, script: str) -> None:
+    """As an operator or a preemption does it: the whole job ends, and begins again under its id."""
+    batch = slurm.submit(script)
+    batch.train_until(10)
+    committed = min(batch.rank(0)[2], batch.rank(1)[2])
+    begun = len(batch.events("resumed"))
+    slurm.ask("scontrol", "requeue", str(batch.number))
+    resumed = until(lambda: batch.events("resumed")[begun:], batch.story)[0]
+    assert resumed.data["source"] == "memory", resumed.why
+    # a step that one node had committed may not have reached the other's page yet
+    assert resumed.data["step"] >= committed - 1, resumed.why
     assert batch.sha256() == undisturbed

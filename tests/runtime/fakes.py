@@ -9,25 +9,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from keepstep.coding.checksum import checksum
 from keepstep.core.detection.deadlines import derive
+from keepstep.core.postmortem.table import parse_table
+from keepstep.edge.os.own_tables import pattern_text
 from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.errors import KeepstepError
+from keepstep.model.device import DeviceAnswer
 from keepstep.model.diagnosis import GroupSample, ProcessSample, Stack
 from keepstep.model.events import INFO, Event
 from keepstep.model.launch import ErrorReport, Launch, RankAssignment, RankEnd
 from keepstep.model.layout import Layout, TensorSpec, lay_out
 from keepstep.model.lost import LostNode
 from keepstep.model.messages.agent_rank import RegroupAt
+from keepstep.model.numbers import NotFinite
+from keepstep.model.replicas import Replicas
 from keepstep.model.snapshot import SlotHeader
+from keepstep.model.step_work import FixedWork, Hindrance
 from keepstep.model.units import GIB, KIB, S_NS
 from keepstep.ports import Acts, Box
 from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 
 PYTHON = "/usr/bin/python3"
+PATTERNS = parse_table(pattern_text())
 
 
 class FakeTimer:
@@ -226,10 +234,11 @@ class FakeCopy:
 
     copy_ns = 7
 
-    def __init__(self, live: FakeLive, slot: Slot, nbytes: int) -> None:
+    def __init__(self, live: FakeLive, slot: Slot, nbytes: int, lacking: frozenset[int]) -> None:
         self._live = live
         self._slot = slot
         self._nbytes = nbytes
+        self._lacking = lacking
         self.moved: Sequence[str] = ()
         self.sums: Mapping[int, int] = {}
         self.is_over = False
@@ -241,7 +250,13 @@ class FakeCopy:
         yield
         if self._live.error is not None:
             raise self._live.error
-        self._slot.payload[: self._nbytes] = self._live.state
+        state, size = memoryview(self._live.state), self._slot.block_bytes
+        for block, at in enumerate(range(0, self._nbytes, size)):
+            part = state[at : at + size]
+            if block in self._lacking:
+                self.sums = {**self.sums, block: checksum(part)}
+            else:
+                self._slot.payload[at : at + len(part)] = part
         self.moved = self._live.moves
 
     def settle(self) -> Acts[None]:
@@ -251,8 +266,19 @@ class FakeCopy:
     def passed(self) -> None:
         self.moved = self.moved or self._live.moves_unseen
 
-    def fence(self) -> None:
+    def not_finite(self) -> NotFinite:
+        return NotFinite(tuple(self._live.bad), self._live.is_meant)
+
+    def fence(self, update: object = None) -> bool:
         """Nobody waits here."""
+        return True
+
+    @property
+    def is_on_device(self) -> bool:
+        return self._live.is_on_device
+
+    def waited_ns(self) -> int | None:
+        return self._live.device_ns
 
     def end(self) -> None:
         self.is_over = True
@@ -261,14 +287,16 @@ class FakeCopy:
 class FakeLive:
     """See `ports.LiveState`: `state` is all there is. `moves`: what changes while it is copied;
     `moves_late`: what is seen of that behind the copy; `moves_unseen`: what nobody sees before the
-    trainer looks; `error`: what copying raises; `differs`: what is not as loaded; `locks`: of the
-    device that the state is on."""
+    trainer looks; `bad`: what of the copy is not finite, and `is_meant`; `error`: what copying
+    raises; `differs`: what is not as loaded; `locks`: of the device that the state is on."""
 
     def __init__(self, state: bytes = b"\0" * 64) -> None:
         self.state = state
         self.moves: Sequence[str] = ()
         self.moves_late: Sequence[str] = ()
         self.moves_unseen: Sequence[str] = ()
+        self.bad: Sequence[str] = ()
+        self.is_meant = False
         self.error: Exception | None = None
         self.differs: list[str] = []
         self.remark = ""
@@ -276,19 +304,32 @@ class FakeLive:
         self.checkpoints: dict[int, bytes] = {}
         self.checkpoint_error: KeepstepError | None = None
         self.locks: PageLocks | None = None
+        self.own_blocks: frozenset[int] = frozenset()  # that are never shared
+        self.shared: Replicas | None = None
+        self.is_on_device = False
+        self.device_ns: int | None = None  # what a device has waited for each copy
 
     def gather(self) -> FakeGathered:
         size = len(self.state)
         return FakeGathered(lay_out([TensorSpec("state", "uint8", (size,), size)]), self.remark)
 
-    def copy(self, gathered: Any, slot: Slot) -> FakeCopy:
-        return FakeCopy(self, slot, len(self.state))
+    def copy(self, gathered: Any, slot: Slot, lacking: frozenset[int] = frozenset()) -> FakeCopy:
+        return FakeCopy(self, slot, len(self.state), lacking)
+
+    def still_blocks(self, gathered: Any, block_bytes: int) -> frozenset[int]:
+        return frozenset(range(len(self.state) // block_bytes)) - self.own_blocks
+
+    def replicas(self, gathered: Any) -> Replicas | None:
+        return self.shared
 
     def copy_eagerly(self, names: Sequence[str]) -> None:
         self.eager += names
 
     def coming_bytes(self) -> tuple[int, int, str]:
         return self.gather().payload_bytes, 4 * KIB, ""
+
+    def restoring_bytes(self) -> int:
+        return 0
 
     def pin(self, slot: Slot) -> str | None:
         return None if self.locks is None else self.locks.lock(slot)
@@ -312,7 +353,8 @@ class FakeLive:
 
 
 class FakeGroups:
-    """See `ports.Groups`."""
+    """See `ports.Groups`. `stood`: whether marks stand; `cannot_abort` and `answers`: what comes of
+    aborting, and of each look at the device."""
 
     def __init__(self) -> None:
         self.can_be_rebuilt = True
@@ -326,6 +368,24 @@ class FakeGroups:
         self.rebuilding: list[tuple[RegroupAt, Callable[[str | None], None]]] = []
         self.gathering: list[tuple[bytes, Callable[[list[bytes]], None]]] = []
         self.profiled: list[int] = []
+        self.has_device = False
+        self.stood = True
+        self.aborts = 0
+        self.cannot_abort: list[str] = []
+        self.answers: deque[DeviceAnswer] = deque()
+
+    def mark(self) -> object:
+        return None
+
+    def stands(self, mark: object) -> bool:
+        return self.stood
+
+    def abort(self, within_ns: int) -> list[str]:
+        self.aborts += 1
+        return self.cannot_abort
+
+    def look_at_device(self, within_ns: int) -> DeviceAnswer:
+        return self.answers.popleft() if self.answers else DeviceAnswer()
 
     def begin_body(self) -> None:
         self.bodies += 1
@@ -383,6 +443,7 @@ class RankRoom:
             shows_profile=False,
             grace_s=300.0,
             fresh_run=None,
+            launch="",
         )
         (home / "keepstep-j").mkdir(exist_ok=True)
         self.world = RankWorld(
@@ -432,14 +493,35 @@ class FakeKV:
     def swap(
         self, key: str, expected: str | None, value: str, then: Callable[[str | None], None]
     ) -> None:
+        self._time.after(0, lambda: self._swap(key, expected, value, then, True))
+
+    def _swap(
+        self,
+        key: str,
+        expected: str | None,
+        value: str,
+        then: Callable[[str | None], None],
+        may: bool,
+    ) -> None:
+        found = self._table.values.get(key)
+        if found == expected and may:
+            found = self._table.values[key] = value
+        if not self.is_closed:
+            then(found)
+        for look in list(self._table.waits):
+            look()
+
+    def swap_while(
+        self,
+        guard: tuple[str, str],
+        key: str,
+        expected: str | None,
+        value: str,
+        then: Callable[[str | None], None],
+    ) -> None:
         def act() -> None:
-            found = self._table.values.get(key)
-            if found == expected:
-                found = self._table.values[key] = value
-            if not self.is_closed:
-                then(found)
-            for look in list(self._table.waits):
-                look()
+            holds = self._table.values.get(guard[0]) == guard[1]
+            self._swap(key, expected, value, then, holds)
 
         self._time.after(0, act)
 
@@ -561,6 +643,7 @@ class FakeProbes:
         self.states: dict[int, Any] = {}
         self.save_error: OSError | None = None
         self.oom_kills: int | None = None
+        self.works: dict[int, FixedWork] = {}
 
     def process(self, pid: int) -> ProcessSample:
         state = self.states.get(pid, "asleep")
@@ -577,6 +660,12 @@ class FakeProbes:
 
     def machine_oom_kills(self) -> int | None:
         return self.oom_kills
+
+    def hindrance(self, pid: int) -> Callable[[], Hindrance]:
+        return Hindrance
+
+    def fixed_work(self, pids: Mapping[int, int], within_ns: int) -> dict[int, FixedWork]:
+        return self.works
 
     def stacks(self, pids: Mapping[int, int], within_ns: int) -> dict[int, Stack]:
         return {rank: Stack(f"stack of {rank}") for rank in pids}
@@ -707,6 +796,7 @@ class AgentRoom:
             show=self.told.shown.append,
             pid=500 + number,
             interpreter=PYTHON,
+            patterns=PATTERNS,
         )
 
     def change(self, **options: Any) -> None:

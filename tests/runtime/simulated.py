@@ -79,6 +79,16 @@ class NoPersisters:
         return FakeBox(3)
 
 
+class AsideWork(SimExecutor):
+    """`hangs`: what is submitted from now on never comes back."""
+
+    hangs = False
+
+    def submit(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        if not self.hangs:
+            super().submit(work, then)
+
+
 class Town:
     """Machines with a keeper each, and the network between them."""
 
@@ -124,6 +134,7 @@ class SimKeeper:
         places = {"job": "j", "arena_dir": "/memory", "state_dir": "/state"}
         self.settings = resolve({**places, **config}, {"HOME": "/nowhere"}, "j")
         self.agent = FakeBox(1)
+        self.aside = AsideWork(self.process, MS_NS)
         self._woken = False
         self.run = KeeperRun(
             self.settings,
@@ -145,6 +156,7 @@ class SimKeeper:
             memory=self.memory,
             journal=SimJournal(machine, "keeper", lambda machine, event: None),
             workers=SimExecutor(process, MS_NS),
+            aside=self.aside,
             serve_boxes=lambda path, hearer: Doorless(),
             open_links=self._open_links,
             wake=self._wake,

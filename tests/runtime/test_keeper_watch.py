@@ -52,6 +52,8 @@ def test_who_hangs_is_told_of_once_and_ended(waiting: Waiting) -> None:
     assert not waiting.keepers.ended and waiting.questions and waiting.watch.is_silent
     waiting.time.pass_ns(1)
     assert waiting.keepers.ended == [keeper]
+    [told] = waiting.journal.of("keeper-stuck")
+    assert f"has not answered for {GIVEN_UP_NS // S_NS} s" in told.why
     waiting.time.pass_ns(10 * GIVEN_UP_NS)
     assert waiting.keepers.ended == [keeper] and waiting.journal.kinds == ["keeper-stuck"]
     assert not waiting.watch.is_silent

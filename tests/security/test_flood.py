@@ -3,6 +3,7 @@ hellos that end in the middle."""
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -43,16 +44,16 @@ def strangers(address: Address, source: str, count: int) -> Iterator[list[int]]:
         while not over.is_set():
             while len(made) < count:
                 sock = socket.socket()
+                sock.setblocking(False)  # else a full queue at the port holds all of them up
                 sock.bind((source, 0))
-                try:
-                    sock.connect(address)
-                    if len(made) % 2:
-                        sock.send(MAGIC + b"\1")
-                except OSError:
+                if sock.connect_ex(address) not in (0, errno.EINPROGRESS):
                     sock.close()
                     break
+                if len(made) % 2:
+                    with suppress(OSError):
+                        sock.send(MAGIC + b"\1")
                 made[sock.fileno()] = sock
-            for sock in select.select(list(made.values()), [], [], 0.01)[0]:
+            for sock in select.select(list(made.values()), [], [], 0.005)[0]:
                 with suppress(OSError):
                     if sock.recv(100):
                         continue
@@ -70,15 +71,18 @@ def strangers(address: Address, source: str, count: int) -> Iterator[list[int]]:
         thread.join()
 
 
-@pytest.mark.parametrize("count", [64, 300])
-def test_nodes_meet_and_copies_go_on(job: Job, count: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "source"), [(64, "127.0.0.11"), (300, "127.0.0.11"), (128, "127.0.0.99")]
+)
+def test_nodes_meet_and_copies_go_on(job: Job, count: int, source: str) -> None:
     """Strangers are at the port which the first node dials (of two, the one with the lower number
-    does), and come from its own address: as the nodes meet, and before its next keeper dials."""
+    does), from its own address or another one: as the nodes meet, and before its next keeper
+    dials."""
     first = job.start()
     first.wait_for("nodes-awaited")
     second = job.start()
     listens = second.wait_for("keeper-listens").data
-    with strangers((listens["host"], listens["port"]), "127.0.0.11", count) as hung_up:
+    with strangers((listens["host"], listens["port"]), source, count) as hung_up:
         job.hold()
         os.kill(first.wait_for("keeper-started").data["pid"], signal.SIGKILL)
         first.wait_for("mesh", 2)

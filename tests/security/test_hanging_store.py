@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.runtime.keeper.persister_watch import GIVEN_UP_NS
+from keepstep.core.resume.patience import FIRST_STANDSTILL_NS
 from keepstep.testing.rough_store import RoughStore
 from tests.security.training import Training, command, stored, until
 
@@ -26,7 +26,7 @@ def test_a_writer_that_stands_still_is_told_of_and_replaced(
     code, shown = command("status", "--job", "t", **training.environ)
     assert code == 0 and "the store does not answer" in shown, shown
 
-    code, said = training.end(within_s=GIVEN_UP_NS / 1e9 + 30)
+    code, said = training.end(within_s=FIRST_STANDSTILL_NS / 1e9 + 30)
     assert code == 1 and "step, 2, is not in the store" in said, said
     assert stored(rough.directory) == []
     code, said = training.train(3)

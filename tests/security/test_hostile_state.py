@@ -15,19 +15,20 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.store.manifest import FileSum
 from keepstep.edge.store.store import Store
-from keepstep.model.snapshot import SlotState
+from keepstep.model.snapshot import SlotState, Stamp
 from tests.edge.torch.pickles.hostile import marking
 from tests.security.training import Training, stored
 
 pytestmark = pytest.mark.timeout(200)
 
 
-def rewrite_slot(path: Path, hostile: bytes) -> bool:
-    """A sealed slot, of the same step and the same tensors, whose objects are those bytes."""
+def rewrite_slot(path: Path, hostile: bytes) -> Stamp | None:
+    """A sealed slot, of the same step and the same tensors, whose objects are those bytes. None
+    where it is not sealed."""
     with closing(Slot(MEMORY, path)) as slot:
         header = slot.header()
         if header.state is not SlotState.SEALED:
-            return False
+            return None
         layout, text = slot.manifest(header), bytes(slot.manifest_text(header))
         end = header.payload_bytes
         slot.begin(
@@ -37,21 +38,24 @@ def rewrite_slot(path: Path, hostile: bytes) -> bool:
         slot.payload[layout.objects_offset : end] = hostile.ljust(room, b"\0")
         slot.seal(slot.write_table(end, text), header.layout_hash.hex(), header.loss, 1)
         assert slot.verify()[0].stamp == header.stamp, "to the checksums all is well"
-    return True
+    return header.stamp
+
+
+def rewritten(training: Training, mark: Path) -> dict[Path, Stamp]:
+    """Train, and be killed in step 4; all that was sealed in memory would make `mark` then."""
+    training.start(10, held=4)
+    training.hold()
+    training.process.kill()
+    training.end()
+    slots = sorted((training.room / "arena").rglob("slot-*"))
+    stamps = {path: rewrite_slot(path, pickle.dumps(marking(mark))) for path in slots}
+    return {path: stamp for path, stamp in stamps.items() if stamp is not None}
 
 
 def test_a_rewritten_memory_runs_nothing(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     training = Training(tmp_path / "1", str(tmp_path / "store"), KEEPSTEP_GRACE_S="300")
-    training.start(10, held=4)
-    training.hold()
-    training.process.kill()
-    training.end()
-    slots = [
-        path
-        for path in (training.room / "arena").rglob("slot-*")
-        if rewrite_slot(path, pickle.dumps(marking(mark)))
-    ]
+    slots = rewritten(training, mark)
     before = {path: path.read_bytes() for path in slots}
     assert before
     code, said = training.train(10)

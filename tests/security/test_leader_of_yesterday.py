@@ -16,8 +16,11 @@ from tests.security.training import Training, inspect, stored, until
 pytestmark = pytest.mark.timeout(200)
 
 
+@pytest.mark.parametrize(
+    "at", [("keepstep.json.tmp",), ("GET ", "keepstep.json.tmp")], ids=["written", "read back"]
+)
 def test_who_wakes_over_its_checkpoint_removes_and_overwrites_nothing(
-    rough: RoughStore, tmp_path: Path
+    at: tuple[str, ...], rough: RoughStore, tmp_path: Path
 ) -> None:
     """Stopped with all files written, in front of the manifest: of step 3, after one of step 1. The
     successor, on another machine, has written steps 3 to 11, step 3 among them, and keeps all; the
@@ -25,7 +28,7 @@ def test_who_wakes_over_its_checkpoint_removes_and_overwrites_nothing(
     old = Training(tmp_path / "old", rough.url, **rough.environ(tmp_path), EVERY="2")
     old.start(20, held=3)
     old.hold()
-    rough.behave("stops", "keepstep.json.tmp")
+    rough.behave("stops", *at)
     old.go_on()
     pid, _ = until(rough.met, "the persister, in the middle of its checkpoint")[0]
     assert stored(rough.directory) == [1]
@@ -50,7 +53,8 @@ def test_who_wakes_over_its_checkpoint_removes_and_overwrites_nothing(
 
     os.kill(pid, signal.SIGCONT)
     code, said = old.end()
-    assert {path: path.read_bytes() for path in theirs if path.exists()} == theirs
+    assert [path for path in theirs if not path.exists()] == [], "its successor's, removed"
+    assert {path: path.read_bytes() for path in theirs} == theirs
     assert stored(rough.directory) == counting, "what the old one wrote does not count"
     verdict, found = inspect(str(rough.directory))
     assert verdict == 0 and "damaged" not in found, found

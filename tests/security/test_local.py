@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from keepstep.config import job_dir_of
+from tests.security.test_hostile_state import rewritten
+from tests.security.training import Training
 
 pytestmark = [
     pytest.mark.timeout(200),
@@ -40,6 +42,32 @@ print("listens", flush=True)
 server.settimeout(60)
 server.accept()
 print("somebody has come", flush=True)
+"""
+
+# The same, with slots of hers there, and the words of a keeper: load what is there.
+EVES_OFFER = """
+import json, os, pathlib, socket, sys
+crafted = {path: path.read_bytes() for path in map(pathlib.Path, sys.argv[5:])}
+job_dir, eve, step, epoch = pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:5])
+os.setgid(eve); os.setuid(eve); os.umask(0)
+rank = job_dir / "rank-00000"
+rank.mkdir(parents=True)
+for path, raw in crafted.items():
+    (rank / path.name).write_bytes(raw)
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.bind(str(job_dir / "keeper.sock"))
+server.listen()
+print("listens", flush=True)
+offer = {"kind": "offer", "offer": 1, "source": "memory", "step": step, "epoch": epoch, "why": ""}
+answers = {"join": offer, "loaded": {"kind": "refused", "why": "that is all"}}
+answers["failed"] = answers["loaded"]
+while True:
+    trainer, _ = server.accept()
+    print("somebody has come", flush=True)
+    while said := trainer.recv(1 << 16):
+        answer = answers.get(json.loads(said)["kind"])
+        if answer:
+            trainer.send(json.dumps(answer).encode())
 """
 
 # A link under the name that a job is about to use, to where it leads.
@@ -91,6 +119,26 @@ def test_a_neighbour_who_comes_first_is_neither_heard_nor_asked(
     assert victim.returncode != 0 and "goes on" not in victim.stdout
     assert "IdentityError" in victim.stderr
     assert f"expected a directory of user 0, found one of user {EVE}" in victim.stderr
+
+
+def test_a_neighbour_who_crafts_a_memory_runs_no_code(arena: Path, tmp_path: Path) -> None:
+    """Nothing in a slot is secret: whoever knows the program and the job's name can make one that
+    proves, and say that it is to be loaded."""
+    mark = tmp_path / "mark"
+    training = Training(tmp_path / "1", str(tmp_path / "store"), "victim", KEEPSTEP_GRACE_S="300")
+    crafted = rewritten(training, mark)
+    newest = max(crafted.values())
+    words = [job_dir_of(arena, "victim"), EVE, newest.step, newest.epoch, *crafted]
+    with subprocess.Popen(
+        [sys.executable, "-c", EVES_OFFER, *map(str, words)], stdout=subprocess.PIPE, text=True
+    ) as eve:
+        assert eve.stdout is not None and eve.stdout.readline() == "listens\n"
+        code, said = training.train(10, KEEPSTEP_ARENA_DIR=str(arena))
+        eve.kill()
+        assert not mark.exists(), "the neighbour's code has run as the trainer's user"
+        assert eve.stdout.read() == "", "the trainer has connected"
+    assert code != 0 and "IdentityError" in said, said
+    training.lose()
 
 
 @pytest.mark.parametrize("above", [0, 1])

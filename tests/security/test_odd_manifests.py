@@ -24,7 +24,6 @@ ODD: dict[int, Callable[[Path], object]] = {
     908: lambda path: path.mkdir(),
     909: lambda path: os.mkfifo(path),
     910: lambda path: path.symlink_to("/dev/zero"),
-    911: lambda path: path.symlink_to("/nowhere"),
 }
 
 

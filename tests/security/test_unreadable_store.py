@@ -13,6 +13,22 @@ from tests.security.training import Training, stored, until
 pytestmark = pytest.mark.timeout(200)
 
 
+@pytest.mark.parametrize("about", [".distcp", ".metadata", "LIST "])
+def test_one_time_out_takes_no_job_back_to_step_0(
+    about: str, rough: RoughStore, tmp_path: Path
+) -> None:
+    """There is one checkpoint, of step 9, and the first request for it, or for a list of all there
+    is, goes unanswered."""
+    training = Training(tmp_path / "1", rough.url, **rough.environ(tmp_path))
+    code, said = training.train(10)
+    assert code == 0 and stored(rough.directory) == [9], said
+    training.lose()
+    rough.behave("fails", about, once=True)
+    code, said = training.train(12)
+    assert len(rough.met()) == 1, "nothing of what this is about was asked for"
+    assert code == 0 and [event.data["step"] for event in training.events("restored")] == [9], said
+
+
 @pytest.mark.parametrize("about", ["keepstep.json", ".distcp", "step-000000000003"])
 def test_what_fails_is_tried_again_and_the_job_goes_on(
     about: str, rough: RoughStore, tmp_path: Path

@@ -221,7 +221,7 @@ def keeper(
     stack: ExitStack,
     timeouts: LinkTimeouts = PATIENT,
 ) -> Peers:
-    options = LinkOptions(hashing=HASHING, timeouts=timeouts, block_channels=1, format=format)
+    options = LinkOptions(hashing=HASHING, timeouts=timeouts, format=format)
     me = Identity(JOB, node, 1)
     peers = Peers(lambda shell: new_link_table(me, SECRET, ear, shell, options), PeerOptions())
     stack.callback(peers.close)

@@ -13,10 +13,13 @@ from keepstep.testing.faults import (
     DRAWN,
     ETCD_RESTART,
     KINDS,
+    LINK_KINDS,
     NODE_KINDS,
     PHASES,
     PLACES,
     PROTECT,
+    SITES,
+    SLOWNESS_KINDS,
     STORE_KINDS,
     Fault,
     check,
@@ -32,12 +35,25 @@ from keepstep.testing.faults import (
 @st.composite
 def faults(draw_: st.DrawFn) -> Fault:
     kind = draw_(st.sampled_from(KINDS))
+    if kind in SITES:
+        return Fault(
+            kind,
+            draw_(st.integers(0, 7)),
+            draw_(st.integers(0, 1000)),
+            site=draw_(st.sampled_from(SITES[kind])),
+            bit=draw_(st.none() | st.integers(0, 31)) if kind == "bitflip" else None,
+            factor=float(draw_(st.integers(-9, 10**5))) if kind == "spike" else None,
+            times=draw_(st.integers(0, 50)),
+        )
+    if kind in SLOWNESS_KINDS:
+        factor = float(draw_(st.integers(2, 50)))
+        return Fault(kind, draw_(st.integers(0, 7)), draw_(st.integers(0, 1000)), factor=factor)
     where = draw_(st.sampled_from(PLACES.get(kind, ("",))))
     rank, step = draw_(st.integers(0, 7)), draw_(st.integers(0, 1000))
     if kind in NODE_KINDS:
         nodes = tuple(sorted(draw_(st.sets(st.integers(0, 7), min_size=1))))
         after_ms = draw_(st.none() | st.integers(0, 500).map(float))
-        for_ms = float(draw_(st.integers(0, 5000))) if kind == "link-down" else None
+        for_ms = float(draw_(st.integers(0, 5000))) if kind in LINK_KINDS else None
         return Fault(
             kind,
             0,
@@ -81,6 +97,8 @@ def test_defaults() -> None:
     assert parse("torn:step=3").phase == "seal"
     assert parse("full:step=3") == Fault("full", 0, 3, "persist", "store")
     assert parse("flip:step=3").where == "arena"
+    assert parse("slow:step=3") == Fault("slow", 0, 3, factor=1.5)
+    assert parse("cpu-quota:step=3,rank=1") == Fault("cpu-quota", 1, 3, factor=0.3)
     assert parse("kill-node:node=2+1,step=3") == Fault("kill-node", 0, 3, "forward", nodes=(1, 2))
 
 
@@ -93,6 +111,9 @@ def test_defaults() -> None:
         ("kill:step=-1", "a whole number, 0 or more", "'-1'"),
         ("kill:step=one", "a whole number, 0 or more", "'one'"),
         ("kill:step=1,step=2", "step= once", "'step=2'"),
+        ("slow:step=1,factor=1", "factor= above 1", "1"),
+        ("cpu-quota:step=1,factor=0", "factor= above 0", "0"),
+        ("slow:step=1,phase=update", "rank=, step= or factor=", "'phase=update'"),
         ("kill:step=1,speed=2", "rank=, step=, phase=, where= or after=", "'speed=2'"),
         ("kill:step=1,rank", "rank=, step=", "'rank'"),
         ("kill:step=1,where=store", "no where=", "'store'"),
@@ -109,6 +130,15 @@ def test_defaults() -> None:
         ("store-slow:step=1,for=long", "a whole number, 0 or more", "'long'"),
         ("store-flaky:step=1,for=9,phase=seal,after=5", "phase=forward or restore", "phase=seal"),
         ("store-refuses:node=1,step=1,for=9", "rank=, step=", "'node=1'"),
+        ("bitflip:site=moon,step=1", "site= one of weight, grad, reduced", "'moon'"),
+        ("bitflip:step=1,bit=32", "bit= 0 to 31", "32"),
+        ("bitflip:step=1,bit=high", "a whole number, 0 or more", "'high'"),
+        ("bitflip:site=grad", "step=", "none"),
+        ("bitflip:step=1,phase=seal", "site=, rank=, step=, bit= or times=", "'phase=seal'"),
+        ("nan:step=1,bit=3", "site=, rank=, step= or times=", "'bit=3'"),
+        ("spike:site=weight,step=1", "site= one of batch, grad, reduced", "'weight'"),
+        ("spike:step=1,factor=nan", "factor= a number", "'nan'"),
+        ("spike:step=1,factor=much", "factor= a number", "'much'"),
     ],
 )
 def test_a_wrong_spec_names_expected_and_found(text: str, expected: str, found: str) -> None:

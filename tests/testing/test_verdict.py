@@ -112,6 +112,9 @@ DAMAGED = event(11, "damaged", "/arena/slot-1: damaged")
 ADOPTED = event(11, "keeper-started", "adopted", pid=6)
 NO_SPACE = event(11, "persist-failed", "No space left on device")
 WRITTEN = event(12, "persisted", "step 19, after 100 ms", step=19)
+HEAT = event(40, "part-sick", "gpu 0000:00:00 is sick", "agent", part="gpu 0000:00:00")
+SLOW_DISK = event(40, "part-sick", "disk /data is sick", "agent", part="disk /data")
+BLINDNESS = event(30, "probes-lost", "silent for 15 s", "agent")
 RESUMED = event(12, "resumed", "from memory", step=19, source="memory", lost_steps=0)
 
 COMPLETE: dict[str, tuple[list[str], list[Event], dict[str, Any]]] = {
@@ -132,6 +135,9 @@ COMPLETE: dict[str, tuple[list[str], list[Event], dict[str, Any]]] = {
         {},
     ),
     "link-down:node=1,step=20,for=500": (["the link of node 1 was down for 500.1 ms"], [], {}),
+    "hot:step=20": ([], [HEAT], {}),
+    "disk-slow:step=20": ([], [SLOW_DISK], {}),
+    "blind:step=20": ([], [BLINDNESS], {}),
     "store-flaky:step=20,for=500": (
         ["in 501 ms 3 requests or acts met with it", "training went on from step 3 to 9 meanwhile"],
         [WRITTEN],
@@ -337,3 +343,34 @@ def test_an_epochs_number_that_came_again_says_nothing_of_its_first_life() -> No
         completed={(1, 0): 119, (1, 1): 119, (2, 0): 102, (2, 1): 102},
     )
     assert [r.lost_steps for r in recoveries([], seen)] == [1, 3]
+
+
+@pytest.mark.parametrize("fault", ["nan:site=grad,rank=0,step=20", "spike:rank=0,step=20"])
+@pytest.mark.parametrize(
+    ("kind", "data", "is_seen"),
+    [
+        ("numbers-judged", {"rank": 0, "step": 20}, True),
+        ("numbers-judged", {"rank": 0, "step": 21}, True),
+        ("numbers-judged", {"rank": 1, "step": 20}, False),
+        ("numbers-judged", {"rank": None, "step": 20}, False),
+        ("numbers-judged", {"rank": 0, "step": 19}, False),
+        ("wrong-numbers", {"rank": 0, "step": 20}, False),
+    ],
+)
+def test_a_wrong_number_is_seen_where_a_verdict_names_its_rank(
+    fault: str, kind: str, data: dict[str, Any], is_seen: bool
+) -> None:
+    events = [event(10.1, kind, "step 20: hardware", "rank 0", **data)]
+    report = verdict(parse(fault), facts(events=events, sightings={}))
+    assert report["faults"][0]["seen"] == report["proved"] == is_seen
+
+
+@pytest.mark.parametrize(
+    "kind", ["nan:site=weight", "bitflip:site=weight,bit=3", "spike:site=grad"]
+)
+def test_a_wrong_number_costs_the_steps_until_it_is_found(kind: str) -> None:
+    """What nobody looked at is found some steps later, and all go back in their processes."""
+    back = event(12.5, "resumed", step=19, source="memory", lost_steps=8, epoch=2)
+    report = verdict(parse(f"{kind},rank=0,step=20"), facts(events=[*facts().events[:2], back]))
+    assert report["lost_steps"] == [8] and report["within_one_step"]
+    assert report["recoveries"][0]["causes"] == (0,)

@@ -21,8 +21,9 @@ from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
 from keepstep.testing import witness as witness_module
 from keepstep.testing.crew import CrewPlace
-from keepstep.testing.faults import parse
+from keepstep.testing.faults import HARMED_BITS_PER_S, parse
 from keepstep.testing.injector import note
+from keepstep.testing.network import LinkShape
 from keepstep.testing.rough_store import BUCKET, RoughStore
 from keepstep.testing.witness import DrillFacts, Witness
 
@@ -32,6 +33,7 @@ class Lost:
 
     def __init__(self, places: Sequence[CrewPlace]) -> None:
         self.places, self.lost, self.links = places, [], []  # type: ignore[var-annotated]
+        self.shapes: list[tuple[tuple[int, ...], LinkShape | None]] = []
         with subprocess.Popen(["true"]) as ended:
             self.pid = ended.pid
 
@@ -45,6 +47,9 @@ class Lost:
 
     def set_links(self, nodes: Sequence[int], up: bool) -> None:
         self.links.append((tuple(nodes), up))
+
+    def shape_links(self, nodes: Sequence[int], shape: LinkShape | None) -> None:
+        self.shapes.append((tuple(nodes), shape))
 
 
 class World:
@@ -216,6 +221,20 @@ def test_a_link_goes_down_and_up(worlds: Any) -> None:
         world.witness.look()
     assert world.nodes.links == [((3,), False), ((3,), True)]
     assert world.facts.sightings[0][0].startswith("the link of node 3 was down for")
+
+
+@pytest.mark.parametrize(
+    ("kind", "loses", "words"),
+    [("link-slow", False, "was slow for"), ("link-loss", True, "lost packets for")],
+)
+def test_a_link_is_slow_for_a_while(worlds: Any, kind: str, loses: bool, words: str) -> None:
+    world: World = worlds(f"{kind}:node=3,step=5,for=0")
+    note(world.attempts, 0, "asks", phase="forward", step=5)
+    for _ in range(3):
+        world.witness.look()
+    harmed = LinkShape(HARMED_BITS_PER_S, loses)
+    assert world.nodes.shapes == [((3,), harmed), ((3,), None)] and world.nodes.links == []
+    assert world.facts.sightings[0][0].startswith(f"the link of node 3 {words}")
 
 
 def test_a_store_is_rough_until_it_is_met_and_training_went_on(

@@ -24,10 +24,12 @@ from rich.text import Text
 
 from keepstep.cli.compared_state import OpenState, history_named, rank_named, state_named
 from keepstep.cli.job_choice import JsonOption, print_json
+from keepstep.cli.progress_bar import bytes_bar
 from keepstep.core.comparison.verdict import Advance, advance, are_equal, by_kinds, summary
 from keepstep.dashboard import terminal
 from keepstep.dashboard.document import as_json
 from keepstep.model.comparison import Likeness, TensorFinding, TensorKind
+from keepstep.model.decoding import on_a_screen
 
 if TYPE_CHECKING:  # see `compared_state`
     from keepstep.edge.torch.comparison.saved import SavedState
@@ -105,16 +107,21 @@ def findings_of(a: SavedState, b: SavedState) -> list[TensorFinding]:
         for state in (a, b)
     ]
     comparer, findings = Comparer(), []
-    for finding in by_kinds(*kinds):
-        if finding.verdict is Likeness.EQUAL:  # as far as it can be told without its bytes
-            try:
-                pair = a.tensors[finding.name], b.tensors[finding.name]
-                found = comparer.difference(*pair)
-                if found is not None:
-                    finding = replace(finding, verdict=Likeness.DIFFERENT, difference=found)
-            except ApartError:
-                finding = replace(finding, verdict=Likeness.APART)
-        findings.append(finding)
+    alike = list(by_kinds(*kinds))
+    read = {f.name: a.tensors[f.name].nbytes for f in alike if f.verdict is Likeness.EQUAL}
+    with bytes_bar() as bar:
+        task = bar.add_task(f"comparing step {b.step}", total=sum(read.values()))
+        for finding in alike:
+            if finding.verdict is Likeness.EQUAL:  # as far as it can be told without its bytes
+                try:
+                    pair = a.tensors[finding.name], b.tensors[finding.name]
+                    found = comparer.difference(*pair)
+                    if found is not None:
+                        finding = replace(finding, verdict=Likeness.DIFFERENT, difference=found)
+                except ApartError:
+                    finding = replace(finding, verdict=Likeness.APART)
+                bar.advance(task, read[finding.name])
+            findings.append(finding)
     return findings
 
 
@@ -132,7 +139,7 @@ def _table(findings: Sequence[TensorFinding]) -> Table:
     for finding in findings:
         kinds = [str(kind) for kind in (finding.a, finding.b) if kind is not None]
         row = [
-            Text(finding.name),
+            Text(on_a_screen(finding.name)),
             WORDS[finding.verdict],
             Text(" / ".join(dict.fromkeys(kinds))),
         ]
@@ -185,5 +192,5 @@ def _about(each: Advance) -> str:
     told = f"{each.after}, after step {each.from_step}: {len(each.unchanged)} of {each.tensors} "
     shown = ", ".join(each.unchanged[:SHOWN_UNCHANGED])
     more = len(each.unchanged) - SHOWN_UNCHANGED
-    named = f": {shown}{f' and {more} more' if more > 0 else ''}" if shown else ""
+    named = f": {on_a_screen(shown)}{f' and {more} more' if more > 0 else ''}" if shown else ""
     return f"{told}tensors unchanged{named}"

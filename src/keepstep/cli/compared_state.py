@@ -129,7 +129,12 @@ def _one(word: str, rows: list[SlotRow], step: int | None) -> SlotRow:
 def _open_slot(path: Path) -> Iterator[SavedState]:
     from keepstep.edge.torch.comparison.saved import slot_state
 
-    slot = Slot(MEMORY, path)
+    try:
+        slot = Slot(MEMORY, path)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path}: expected the slot that was there, found none: its job has ended meanwhile"
+        ) from error
     try:
         if not lock_slot(slot):
             raise ConfigError(f"{path}: expected a slot at rest, found one being written")

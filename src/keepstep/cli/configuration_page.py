@@ -19,11 +19,11 @@ HEAD = """\
 |---|---|---|
 | `keepstep.protect(keepstep.Config(slots=3), model=model)` | `--slots 3` | `KEEPSTEP_SLOTS=3` |
 
-Every option can be set in each of these ways, under the same name. Only {secrets} has no flag:
-everybody on a machine can read a command line. Code wins over a flag, a flag over a variable, a
-variable over the default. An unknown name or an impossible value is an error, which says what was
-expected and what was found. With several nodes, set the same values on each; only `host` and
-`rack` may differ.
+Every option can be set in each of these ways, under the same name. Secrets have no flag
+({secrets}): everybody on a machine can read a command line. Code wins over a
+flag, a flag over a variable, a variable over the default. An unknown name or an impossible value is
+an error, which says what was expected and what was found. With several nodes, set the same values
+on each; only `host` and `rack` may differ.
 """
 
 

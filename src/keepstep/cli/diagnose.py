@@ -10,7 +10,6 @@ and the answer is shown. As JSON: {"class", "means", "rank", "host", "ranks", "a
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,12 +18,16 @@ from rich.console import Console
 from rich.text import Text
 
 from keepstep.cli.job_choice import JsonOption, print_json
+from keepstep.cli.progress_bar import bytes_bar
 from keepstep.core.postmortem import collectives, exits
 from keepstep.core.postmortem.places import places_of
+from keepstep.core.postmortem.recorder import parse_dump, rank_in
 from keepstep.core.postmortem.sightings import INTRODUCED, Sighting, Sightings
-from keepstep.core.postmortem.table import PatternTable, parse_table
+from keepstep.core.postmortem.table import parse_table
 from keepstep.core.postmortem.verdict import LogVerdict, judge
 from keepstep.edge.os.log_files import find_logs, line_number, search
+from keepstep.edge.os.own_tables import pattern_text
+from keepstep.edge.os.recorder_dumps import read_dump
 from keepstep.model.units import counted
 
 SHOWN_CHARACTERS = 300
@@ -58,12 +61,6 @@ def diagnose(
         raise typer.Exit(IS_UNKNOWN)
 
 
-def table() -> PatternTable:
-    """The package's own patterns."""
-    text = files("keepstep.core.postmortem").joinpath("patterns.json").read_text(encoding="utf-8")
-    return parse_table(text)
-
-
 def read_verdict(path: Path) -> tuple[LogVerdict | None, dict[str, Path], dict[str, str]]:
     """What the logs there say, None: nothing could be read; the files by name; those that could not
     be read, and why."""
@@ -71,18 +68,57 @@ def read_verdict(path: Path) -> tuple[LogVerdict | None, dict[str, Path], dict[s
         file.relative_to(path).as_posix() if path.is_dir() else file.name: file
         for file in find_logs(path)
     }
-    seen = Sightings(table(), places_of(list(names)))
+    seen = Sightings(parse_table(pattern_text()), places_of(list(names)))
     words = [*seen.table.needles(), *exits.NEEDLES, *collectives.NEEDLES, INTRODUCED]
     unread: dict[str, str] = {}
-    for name, file in names.items():
-        try:
-            for excerpt in search(file, name, words):
-                seen.see(excerpt)
-        except OSError as error:
-            unread[name] = error.strerror or str(error)
+    sizes = {name: _size(file) for name, file in names.items()}
+    with bytes_bar() as bar:
+        task = bar.add_task("reading", total=sum(sizes.values()))
+        for name, file in names.items():
+            try:
+                if not _take_dump(seen, file, name):
+                    for excerpt in search(file, name, words):
+                        seen.see(excerpt)
+            except OSError as error:
+                unread[name] = error.strerror or str(error)
+            except ValueError as error:
+                unread[name] = str(error)
+            bar.advance(task, sizes[name])
     if len(unread) == len(names):
         return None, names, unread
     return judge(seen), names, unread
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0  # it is told when it is read
+
+
+def _unpickle(raw: bytes) -> object:
+    """Raises UntrustedError, ValueError where there is no torch."""
+    try:
+        from keepstep.edge.torch.pickles.plain import load_plain
+    except ImportError as error:
+        raise ValueError(
+            "a flight recorder's dump is read with torch, which is not here"
+        ) from error
+    return load_plain(raw)
+
+
+def _take_dump(seen: Sightings, file: Path, name: str) -> bool:
+    """Whether the file is a dump of torch's flight recorder; then what it tells is kept. Raises
+    OSError, ValueError."""
+    document = read_dump(file, _unpickle)
+    if document is None:
+        return False
+    rank = rank_in(name)
+    if rank is None:
+        raise ValueError("a flight recorder's dump: expected its rank at the end of its name")
+    seen.recorder.take(parse_dump(rank, document))
+    seen.who.is_here(rank, seen.places[name].host)
+    return True
 
 
 def _lines(verdict: LogVerdict, names: dict[str, Path], unread: dict[str, str]) -> list[Text]:

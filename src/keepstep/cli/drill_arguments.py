@@ -11,6 +11,8 @@ from pathlib import Path
 
 from keepstep.cli.parameters import argument
 from keepstep.config.option import check_seconds
+from keepstep.config.settings import BY_NAME
+from keepstep.config.settings import check as check_option
 from keepstep.errors import ConfigError
 from keepstep.model.topology import parse_policy
 from keepstep.testing.conductor import LAUNCHERS, Drill
@@ -45,7 +47,9 @@ class DrillArguments:
         None,
         "A fault, as KIND:rank=R,step=S,phase=P[,where=arena|store][,after=MS]; of nodes, as "
         "KIND:node=N[+N],step=S,phase=P[,after=MS]; a link, etcd or the store is away or rough for "
-        "a time: ,for=MS. May be given several times. "
+        "a time: ,for=MS; numbers of a rank become wrong: KIND:site=SITE,rank=R,step=S[,bit=B]"
+        "[,factor=F][,times=N]; a rank becomes slow: KIND:rank=R,step=S[,factor=F]. May be given "
+        "several times. "
         f"Kinds: {', '.join(KINDS)}. Phases: {', '.join((*PHASES, PROTECT))}.",
         panel=FAULTS,
         metavar="FAULT",
@@ -90,6 +94,22 @@ class DrillArguments:
     )
     persist_every: int = argument(
         10, "With a store: write a checkpoint every N steps.", panel=JOB, metavar="N"
+    )
+    on_difference: str = argument(
+        "rollback",
+        "What the job does when replicas differ: rollback, tell or stop.",
+        panel=JOB,
+        metavar="WAY",
+    )
+    digest_every_steps: int = argument(
+        1, "The job compares its replicas every N steps. 0: never.", panel=JOB, metavar="N"
+    )
+    buddy_every_steps: int = argument(
+        0,
+        "One rank's gradient is computed by another one, too, every N steps. 0: never.",
+        panel=JOB,
+        metavar="N",
+        least=0,
     )
     nodes: int = argument(
         1, "Nodes, all of them on this machine.", panel=PLACE, metavar="N", least=1
@@ -145,6 +165,8 @@ def checked_faults(arguments: DrillArguments) -> tuple[Fault, ...]:
     steps = _steps(arguments, faults)
     check(faults, arguments.nproc, steps, arguments.nodes, arguments.rdzv_backend == "etcd")
     _check_launcher(arguments)
+    for name in ("on_difference", "digest_every_steps"):
+        check_option(BY_NAME[name], getattr(arguments, name))
     parse_policy(arguments.policy)
     if arguments.rate is not None:
         parse_rate(arguments.rate)
@@ -170,6 +192,9 @@ def build_drill(arguments: DrillArguments, faults: tuple[Fault, ...], work: Path
         rate_bits_per_s=None if arguments.rate is None else parse_rate(arguments.rate),
         namespaces=False if arguments.loopback else None,
         etcd=arguments.rdzv_backend == "etcd",
+        on_difference=arguments.on_difference,
+        digest_every_steps=arguments.digest_every_steps,
+        buddy_every_steps=arguments.buddy_every_steps,
     )
 
 

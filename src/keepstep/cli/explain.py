@@ -28,10 +28,13 @@ from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.moment import Moment
 from keepstep.dashboard.run_screen import run_screen
+from keepstep.dashboard.spans import incidents_of
 from keepstep.dashboard.timeline import JobRun, runs_of
 from keepstep.dashboard.view import run_account
+from keepstep.edge.net.telemetry import send_spans
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.status_pages import read_pages
+from keepstep.model.units import counted
 
 
 def explain(
@@ -40,11 +43,20 @@ def explain(
     every: Annotated[
         bool, typer.Option("--all", help="Show every run of the job, not only the last.")
     ] = False,
+    spans: Annotated[
+        bool,
+        typer.Option(
+            help="Send the incidents as OpenTelemetry spans where OTEL_EXPORTER_OTLP_ENDPOINT says."
+        ),
+    ] = False,
 ) -> None:
     """Show what happened to a job and why: each failure step by step, and where the time went."""
     found = newest_with_journal(job)
     runs = _runs(found) if found else []
     chosen = list(enumerate(runs, 1))[0 if every else -1 :]
+    if spans:
+        _send_spans(found, [run for run, _ in runs])
+        return
     if json:
         print_json(_document(found, [run for _, run in chosen]))
         return
@@ -55,6 +67,12 @@ def explain(
     for number, (run, account) in chosen:
         name = found.name if found else ""
         console.print(run_screen(name, number, len(runs), run), account_table(account))
+
+
+def _send_spans(found: FoundJob | None, runs: list[JobRun]) -> None:
+    incidents = list(incidents_of(found.name if found else "", runs))
+    sent = send_spans(incidents)
+    print(f"{counted(len(incidents), 'incident')} sent, as {counted(sent, 'span')}.")
 
 
 def _runs(found: FoundJob) -> list[tuple[JobRun, Account]]:

@@ -30,12 +30,15 @@ from keepstep.cli.job_choice import JsonOption, job_option, no_memory, print_jso
 from keepstep.cli.progress_bar import bytes_bar
 from keepstep.config import resolve
 from keepstep.dashboard import terminal
+from keepstep.dashboard.ages import clock, human_age
 from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.moment import Moment
+from keepstep.dashboard.sentences import holding
 from keepstep.dashboard.slots import SlotRow, held_rows, slot_row, slot_rows
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
+from keepstep.edge.shm.whole import whole
 from keepstep.edge.store.manifest import Manifest
 from keepstep.edge.store.signer import Signer
 from keepstep.edge.store.store import Store
@@ -99,6 +102,9 @@ def inspect(
         typer.Option("--tensors", help="List the tensors in each rank's newest snapshot."),
     ] = False,
     json: JsonOption = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also epochs, lives of ranks, and blocks.")
+    ] = False,
 ) -> None:
     """Verify the snapshots in memory, or the checkpoints in a store.
 
@@ -111,7 +117,7 @@ def inspect(
     if store is not None:
         damaged = _inspect_store(store, verify, json)
     else:
-        damaged = _inspect_memory(job, verify, tensors, json)
+        damaged = _inspect_memory(job, verify, tensors, json, verbose)
     if damaged:
         raise typer.Exit(1)
 
@@ -119,7 +125,9 @@ def inspect(
 # -- memory
 
 
-def _inspect_memory(name: str | None, verify: bool, tensors: bool, json: bool) -> int:
+def _inspect_memory(
+    name: str | None, verify: bool, tensors: bool, json: bool, is_whole: bool
+) -> int:
     jobs = [(found, prove_slots(found, verify, tensors)) for found in with_memory(name)]
     damaged = sum(p.proof == "damaged" for _, proofs in jobs for p in proofs)
     if json:
@@ -133,6 +141,8 @@ def _inspect_memory(name: str | None, verify: bool, tensors: bool, json: bool) -
         console.print(no_memory(), highlight=False)
     for found, proofs in jobs:
         console.print(Text(found.name, style="bold"), _slot_table(proofs))
+        if is_whole and proofs:
+            console.print(_lives_table(proofs))
         for p in (p for p in proofs if p.proof == "damaged"):
             console.print(Text(p.why, style="red"), soft_wrap=True)
         if tensors:
@@ -172,7 +182,8 @@ def prove(row: SlotRow, verify: bool, tensors: bool) -> Proof:
             # it may have been written anew since it was listed
             row = slot_row(row.path, row.rank, Moment.now(), row.kind)
             if verify:
-                slot.verify_bytes()
+                with whole(MEMORY, slot) as found:
+                    found.verify_bytes()
             segments = (
                 slot.manifest(slot.header()).segments if tensors and row.kind == "own" else ()
             )
@@ -200,38 +211,45 @@ def _document(proof: Proof) -> dict[str, Any]:
 
 
 def _slot_table(proofs: Sequence[Proof]) -> Table:
-    names = (
-        "rank",
-        "kind",
-        "slot",
-        "holds",
-        "epoch",
-        "life",
-        "size",
-        "blocks",
-        "age",
-        "loss",
-        "proof",
-    )
-    numbers = ("rank", "slot", "epoch", "life", "size", "blocks", "age", "loss")
-    made = terminal.table(*names, right=numbers)
+    """What is in each slot, and whether it is proven."""
+    names = ("rank", "kind", "slot", "holds", "size", "age", "loss", "proof")
+    made = terminal.table(*names, right=("rank", "slot", "size", "age", "loss"))
     for proof in proofs:
         row = proof.row
-        is_filled = row.payload_bytes > 0
         made.add_row(
             str(row.rank),
             row.kind,
             str(row.slot),
-            Text(terminal.holding(row), style=terminal.SLOT_COLOURS[row.state]),
-            _or_dash(row.epoch),
-            _or_dash(row.incarnation),
-            human_bytes(row.payload_bytes) if is_filled else "-",
-            str(row.blocks) if is_filled else "-",
-            terminal.human_age(row.age_ns),
+            Text(holding(row), style=terminal.SLOT_COLOURS[row.state]),
+            _size(row) if row.payload_bytes > 0 else "-",
+            human_age(row.age_ns),
             _or_dash(row.loss),
             Text(proof.proof, style=PROOF_COLOURS[proof.proof]),
         )
     return made
+
+
+def _lives_table(proofs: Sequence[Proof]) -> Table:
+    """What tells the lives of a rank and of the training apart, and the blocks: a table of its own,
+    since both do not fit beside each other on 80 columns."""
+    names = ("rank", "kind", "slot", "epoch", "life", "blocks")
+    made = terminal.table(*names, right=("rank", "slot", "epoch", "life", "blocks"))
+    for row in (proof.row for proof in proofs):
+        made.add_row(
+            str(row.rank),
+            row.kind,
+            str(row.slot),
+            _or_dash(row.epoch),
+            _or_dash(row.incarnation),
+            str(row.blocks) if row.payload_bytes > 0 else "-",
+        )
+    return made
+
+
+def _size(row: SlotRow) -> str:
+    whole = human_bytes(row.payload_bytes)
+    is_shared = row.kept_bytes < row.payload_bytes
+    return f"{whole}, {human_bytes(row.kept_bytes)} here" if is_shared else whole
 
 
 def _or_dash(value: float | None) -> str:
@@ -372,7 +390,7 @@ def _checkpoint_table(proofs: Sequence[CheckpointProof]) -> Table:
         metrics = ", ".join(f"{name} {value:.6g}" for name, value in (proof.metrics or {}).items())
         made.add_row(
             str(proof.step),
-            terminal.clock(proof.wall_ns) if proof.wall_ns else "-",
+            clock(proof.wall_ns) if proof.wall_ns else "-",
             proof.job or "-",
             _or_dash(proof.world_size),
             human_bytes(proof.bytes) if proof.bytes is not None else "-",

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 from keepstep.cli.parameters import argument, panel_of
 from keepstep.config.option import Topic
 from keepstep.errors import ConfigError
 from keepstep.model.bounds import MAX_RANKS_OF_NODE, MAX_WORLD_SIZE
-from keepstep.model.launch import Etcd, Launch
+from keepstep.model.launch import DEFAULT_ROLE, Etcd, Launch
 
 LOOPBACK = "127.0.0.1"
 # torchrun's, where none is given
@@ -89,7 +90,9 @@ class LaunchArguments:
     local_ranks_filter: str = torchrun(
         "", "Show the output of these ranks only, such as 0,1.", metavar="RANKS"
     )
-    role: str = torchrun("default", "Prefix of the ranks' output.", metavar="NAME")
+    role: str = torchrun(
+        DEFAULT_ROLE, "Prefix of the ranks' output with --tee; default: [rankN].", metavar="NAME"
+    )
     master_addr: str = torchrun(
         "",
         "Address at which the ranks meet. With several nodes, the host of --rdzv-endpoint.",
@@ -155,6 +158,19 @@ def check_script(arguments: LaunchArguments) -> None:
             raise ConfigError(f"SCRIPT: expected a module with -m, found no {script!r}")
     elif not os.path.exists(script):
         raise ConfigError(f"SCRIPT: expected a Python script, found no file {script!r}")
+
+
+def check_prebuild(prebuild: str, arguments: LaunchArguments) -> None:
+    """Raises ConfigError when the option names a module that nobody can import. The functions in it
+    are looked for by the process that stands by, which imports it."""
+    script_dir = "" if arguments.module else str(Path(arguments.script).resolve().parent)
+    for target in prebuild.replace(",", " ").split():
+        top = target.partition(":")[0].partition(".")[0]
+        if PathFinder.find_spec(top, [script_dir, *sys.path]) is None and find_spec(top) is None:
+            raise ConfigError(
+                f"prebuild: expected a module that the program can import, found no {top!r} for "
+                f"{target!r} (looked beside the program, too)"
+            )
 
 
 def _is_module(name: str) -> bool:

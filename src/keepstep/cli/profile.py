@@ -23,7 +23,7 @@ from keepstep.cli.figures import PlotOption, Strip
 from keepstep.cli.job_choice import JsonOption, job_option, print_json, with_memory
 from keepstep.core.pacing.schedule import Plan
 from keepstep.core.pacing.step_profile import Profile
-from keepstep.dashboard.collective_profiles import NetworkView, network_view
+from keepstep.dashboard.collective_profiles import NetworkView, network_view, network_words
 from keepstep.dashboard.finding import FoundJob
 from keepstep.errors import ConfigError
 from keepstep.model.units import S_NS, human_bytes, human_ns
@@ -82,7 +82,7 @@ def _show(found: FoundJob, view: NetworkView) -> None:
         console.print(line, soft_wrap=True)
     if view.plan is not None:
         console.print(_table(view, view.plan))
-    for sentence in _sentences(view):
+    for sentence in network_words(view):
         console.print(Text(sentence), soft_wrap=True)
 
 
@@ -146,32 +146,6 @@ def _table(view: NetworkView, plan: Plan) -> Table:
             human_ns(left_ns) if left_ns >= 0 else f"{human_ns(-left_ns)} too little",
         )
     return table
-
-
-def _sentences(view: NetworkView) -> Iterator[str]:
-    for rank in view.ranks:
-        if rank.profile is not None:
-            yield f"rank {rank.rank}: {rank.why}"
-            break
-    told = view.told
-    if told is None:
-        yield (
-            "The node's keeper has not planned any copies: it has sent none yet, or has not seen "
-            "enough steps."
-        )
-        return
-    yield (
-        f"Link: {human_ns(told.alpha_ns)} and {human_bytes(told.bytes_per_s)}/s; chunks of at most "
-        f"{human_bytes(told.chunk_bytes)}, at most {human_bytes(told.reserve_bytes)} under way."
-    )
-    if view.plan is not None:
-        yield f"Plan: {view.plan.why}."
-    if told.open_because:
-        yield f"Copies are not interleaved: {told.open_because}."
-    else:
-        yield "Copies go while the network is idle."
-    if told.late:
-        yield f"{told.late} blocks waited too long and were sent while it was busy."
 
 
 def _drawn(found: FoundJob, view: NetworkView) -> Figure:

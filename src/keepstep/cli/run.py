@@ -21,6 +21,7 @@ from keepstep.cli.launch_arguments import (
     TORCHRUN,
     LaunchArguments,
     build_launch,
+    check_prebuild,
     check_script,
     remarks,
 )
@@ -30,7 +31,7 @@ from keepstep.config.option import Topic
 from keepstep.config.table import OPTIONS
 from keepstep.edge.os.needs import check_torch
 from keepstep.edge.os.voice import speak_of_job
-from keepstep.model.launch import Launch
+from keepstep.model.launch import PREBUILD, Launch
 from keepstep.runtime.agent.supervisor import PREDECESSOR, REPORT, SUPERVISOR, keep_agent
 
 # The first word that is no option is the script: what follows is its own. `--nproc_per_node` is
@@ -70,6 +71,7 @@ def run(**given: Any) -> None:
     launch, config = understand(given, os.environ.get("PYTHON_EXEC", sys.executable))
     if SUPERVISOR not in os.environ:
         check_script(arguments)
+        check_prebuild(given["prebuild"] or os.environ.get(PREBUILD, ""), arguments)
         for remark in remarks(arguments):
             typer.echo(f"keepstep: {remark}", err=True)
     raise typer.Exit(_run(launch, config))
@@ -105,6 +107,7 @@ def _run(launch: Launch, config: Config) -> int:
     environ = dict(os.environ)
     for name in (SUPERVISOR, PREDECESSOR, REPORT):  # not for the ranks
         os.environ.pop(name, None)
+    from keepstep.dashboard.serving import serve_for_agent
     from keepstep.runtime.agent.process import supervise  # imports torch
 
-    return supervise(launch, config, environ)
+    return supervise(launch, config, environ, serve_for_agent)

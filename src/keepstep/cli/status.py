@@ -6,7 +6,12 @@ nanoseconds, `horizon` is {"step", "epoch"} or null, `protection` a list of {"ag
 "age_ns", "why", "is_known"} (step null: not survived, or unknown), `ranks`, `slots` and `held` (for
 other nodes) lists of one object each, `nodes` a `dashboard.nodes.NodesView`, null for a job of one
 node, `incident` a `dashboard.timeline.RecoveryChain` or null, `account` a
-`core.economics.goodput.Account` or null. With --watch one such document a line.
+`core.economics.goodput.Account` or null, `slow` a list of {"rank", "section", "cause", "why",
+"age_ns", "confirmed", "confirmed_why"}, `doubts` (what nobody can tell of slow ranks and hangs) one
+of {"of", "doubt", "why", "age_ns"}, `parts` one of {"part", "health", "why", "fix", "age_ns"}
+(health ok, bad or unknown), `links` {"slow": a list of {"side", "nodes", "ratio", "cause", "why",
+"age_ns"}, "damages": one of {"node", "count", "why", "age_ns"}}. With --watch one such document a
+line.
 """
 
 from __future__ import annotations
@@ -31,11 +36,11 @@ from keepstep.cli.job_choice import (
     with_memory,
 )
 from keepstep.config.option import check_seconds
+from keepstep.dashboard.ages import clock
 from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.moment import Moment
 from keepstep.dashboard.status_screen import status_screen
-from keepstep.dashboard.terminal import clock
 from keepstep.dashboard.view import JobView, job_view
 from keepstep.edge.os.journal import JournalTail
 from keepstep.model.events import Event
@@ -54,10 +59,14 @@ def status(
         float,
         typer.Option("--interval", metavar="SECONDS", min=0.1, help="With --watch: how often."),
     ] = 0.5,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Also what each rank's steps cost, and its slots."),
+    ] = False,
 ) -> None:
     """Show which steps would survive which failure, what every rank does, and what is broken."""
     check_seconds("--interval", interval)
-    looking = Looking(job)
+    looking = Looking(job, verbose)
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
             _watch(looking, json, interval)
@@ -70,9 +79,9 @@ def status(
 class Looking:
     """Looks at the same jobs again and again, and reads of their journals only what was added."""
 
-    def __init__(self, job: str | None) -> None:
+    def __init__(self, job: str | None, is_whole: bool = False) -> None:
         """`job`: its name; None means all that have memory."""
-        self._job = job
+        self._job, self._is_whole = job, is_whole
         self._read: dict[Path, tuple[JournalTail, list[Event]]] = {}
 
     def _view(self, found: FoundJob) -> JobView:
@@ -89,7 +98,7 @@ class Looking:
         """This moment, for a terminal. Raises ConfigError when there is no such job."""
         jobs = with_memory(self._job)
         if jobs:
-            return Group(*(status_screen(self._view(found)) for found in jobs))
+            return Group(*(status_screen(self._view(found), self._is_whole) for found in jobs))
         last = newest_with_journal(None)
         if last is None:
             return Text(no_memory())

@@ -23,6 +23,8 @@ from typing import Any, NoReturn
 from keepstep.config.option import ENV_PREFIX, Environ, Option
 from keepstep.config.table import OPTIONS, Options
 from keepstep.errors import ConfigError
+from keepstep.model.decoding import an_object, from_json
+from keepstep.model.topology import Copies, parse_policy
 
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un holds 108 with the final zero
 # Variables that keepstep's own processes hand down; they configure nothing.
@@ -38,8 +40,12 @@ INTERNAL = {
     "KEEPSTEP_FAULTS",
     "KEEPSTEP_DRILL",
     "KEEPSTEP_LAB",
+    "KEEPSTEP_RAY_AGENT",
 }
-YES_AND_NO = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+YES_AND_NO = {
+    **dict.fromkeys(("on", "1", "true", "yes"), True),
+    **dict.fromkeys(("off", "0", "false", "no"), False),
+}
 BY_NAME = {option.name: option for option in OPTIONS}
 BY_VARIABLE = {option.variable: option for option in OPTIONS}
 
@@ -49,7 +55,11 @@ class Config(Options[None, str | Path]):
     """What a user sets. None leaves an option to the environment, and then to its default."""
 
     def to_env(self) -> dict[str, str]:
-        """The `KEEPSTEP_*` variables that say the same. An unset option has none."""
+        """The same in the words of a shell, for a process that is started.
+
+        Returns:
+            The `KEEPSTEP_*` variables that say the same. An unset option has none.
+        """
         values = ((option, getattr(self, option.name)) for option in OPTIONS)
         return {option.variable: _to_text(value) for option, value in values if value is not None}
 
@@ -114,7 +124,7 @@ def job_dir_of(arena_dir: Path, job: str) -> Path:
 def settings_from_text(text: str, environ: Environ | None = None) -> Settings:
     """The inverse of `Settings.to_text`, with the secrets that `Settings.secret_env` has put into
     the environment."""
-    values: dict[str, Any] = json.loads(text)
+    values = an_object(from_json(text))
     for name, value in values.items():
         option = BY_NAME[name]
         if option.is_secret and environ is not None:
@@ -147,7 +157,19 @@ def resolve(
         values[option.name] = option.settle(value)
     settings = Settings(**values)
     check_socket_path(settings.job_dir)
+    check_only_slot(settings)
     return settings
+
+
+def check_only_slot(settings: Settings) -> None:
+    """Raises ConfigError where a rank would overwrite its only snapshot and nobody else has it
+    whole: a parity is worth nothing without the bytes of those it was computed from."""
+    policy = settings.redundancy
+    if settings.slots == 1 and not isinstance(parse_policy(policy), Copies):
+        raise ConfigError(
+            "slots: expected 2 or more, or redundancy copies:M, by which other nodes have the "
+            f"snapshot while the only slot is overwritten, found slots=1 and redundancy={policy!r}"
+        )
 
 
 def from_mapping(values: Mapping[str, Any]) -> Config:
@@ -155,7 +177,7 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
     nearest."""
     for key in values:
         if key not in BY_NAME:
-            raise ConfigError(_unknown("configuration key", str(key), sorted(BY_NAME)))
+            raise ConfigError(_unknown("unknown configuration key", str(key), sorted(BY_NAME)))
     return Config(**{str(name): value for name, value in values.items()})
 
 
@@ -167,7 +189,9 @@ def from_environ(environ: Environ) -> Config:
         if not variable.startswith(ENV_PREFIX) or variable in INTERNAL:
             continue
         if variable not in BY_VARIABLE:
-            raise ConfigError(_unknown("environment variable", variable, sorted(BY_VARIABLE)))
+            raise ConfigError(
+                _unknown("unknown environment variable", variable, sorted(BY_VARIABLE))
+            )
         option = BY_VARIABLE[variable]
         values[option.name] = _from_text(option, text)
     return Config(**values)
@@ -211,7 +235,7 @@ def check_socket_path(directory: Path) -> None:
 def _unknown(what: str, found: str, known: list[str]) -> str:
     near = difflib.get_close_matches(found, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {found!r}{hint} (known: {', '.join(known)})"
+    return f"{what} {found!r}{hint} (known: {', '.join(known)})"
 
 
 def _to_text(value: Any) -> str:
@@ -226,6 +250,11 @@ def _from_text(option: Option, text: str) -> Any:
             return option.kind(text)
     except (KeyError, ValueError):
         raise ConfigError(
-            f"{option.variable}: expected {option.kind.__name__}, found {text!r}"
+            f"{option.variable}: expected {_words_of(option.kind)}, found {text!r}"
         ) from None
     return text
+
+
+def _words_of(kind: type) -> str:
+    """What a variable may say."""
+    return "on or off" if kind is bool else kind.__name__

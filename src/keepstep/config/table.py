@@ -26,7 +26,11 @@ from keepstep.config.option import (
 )
 from keepstep.errors import ConfigError
 from keepstep.model.failure import DEFAULT_BUDGET, parse_budget
+from keepstep.model.hosts import parse_hosts
+from keepstep.model.parts import parse_part_policies
 from keepstep.model.topology import parse_policy
+from keepstep.model.web_address import EXPECTED, parse_web_address
+from keepstep.model.wire import MAX_STREAMS
 
 MIN_SECRET_BYTES = 16
 MAX_JOB_CHARACTERS = 64
@@ -61,6 +65,16 @@ def _home_of_user() -> str:
 def _are_dotted_names(value: str) -> bool:
     names = value.replace(",", " ").split()
     return all(part.isidentifier() for name in names for part in name.split("."))
+
+
+def _are_functions(value: str) -> bool:
+    places = [place.partition(":") for place in value.replace(",", " ").split()]
+    return all(colon and _are_dotted_names(f"{module} {name}") for module, colon, name in places)
+
+
+def _are_part_policies(value: str) -> bool:
+    parse_part_policies(value)
+    return True
 
 
 def _is_shared_store(value: str | Path) -> bool:
@@ -132,10 +146,11 @@ class Options(Generic[Unset, Directory]):
     )
     slots: int | Unset = option(
         default=0,
-        check=Check("0 (choose) or 2 to 8", lambda value: value == 0 or 2 <= value <= 8),
+        check=Check("0 (choose) or 1 to 8", lambda value: 0 <= value <= 8),
         topic=Topic.SNAPSHOTS,
         help="Snapshots per rank that memory has room for. 0: two, and more where captures find "
-        "none free and the memory allows it.",
+        "none free and the memory allows it. 1 needs redundancy copies:M, for while it is "
+        "overwritten the newest step is in the copies alone.",
         example=3,
         metavar="N",
     )
@@ -197,11 +212,25 @@ class Options(Generic[Unset, Directory]):
     host: str | Unset | None = option(
         default=None,
         default_words="the one that leads to the meeting point",
-        check=Check("an address or a name", bool),
+        check=Check("addresses or names, with commas between", parse_hosts),
         topic=Topic.NODES,
-        help="Address at which other nodes reach this one.",
+        help="Address at which other nodes reach this one. Of a node with several network "
+        "interfaces: their addresses with commas between, in the same order on every node. Copies "
+        "go over all of them, everything else over the first.",
         example="10.0.0.7",
         metavar="ADDRESS",
+    )
+    link_streams: int | Unset | None = option(
+        default=None,
+        default_words="as many as make copies faster, 8 at most",
+        check=Check(
+            f"a number of connections, 1 to {MAX_STREAMS}", lambda value: 0 < value <= MAX_STREAMS
+        ),
+        topic=Topic.NODES,
+        help="TCP connections over which a node sends copies to another one. One moves what one "
+        "core moves; of a node with several addresses each has one at least.",
+        example=4,
+        metavar="N",
     )
     rack: str | Unset | None = option(
         default=None,
@@ -279,6 +308,37 @@ class Options(Generic[Unset, Directory]):
         example="0.0.0.0",
         metavar="ADDRESS",
     )
+    dashboard: bool | Unset = option(
+        default=False,
+        check=Check("True or False"),
+        topic=Topic.MONITORING,
+        help="Serve a page that shows the job as it runs, from each node's agent.",
+        example=True,
+    )
+    dashboard_address: str | Unset | None = option(
+        default=None,
+        default_words="127.0.0.1, at the first free port from 8610 on",
+        check=Check(EXPECTED, parse_web_address),
+        topic=Topic.MONITORING,
+        help="Serve the dashboard there: a port of 127.0.0.1, or HOST:PORT. Naming one turns it "
+        "on. At a loopback address it answers this user and root; any other needs a "
+        "`dashboard_token`.",
+        example="0.0.0.0:8610",
+        metavar="ADDRESS",
+    )
+    dashboard_token: str | Unset | None = option(
+        default=None,
+        check=Check(
+            f"at least {MIN_SECRET_BYTES} bytes",
+            lambda value: len(value.encode()) >= MIN_SECRET_BYTES,
+        ),
+        topic=Topic.MONITORING,
+        help="Whoever shows this may read the dashboard, and nobody else. It crosses the network "
+        "as it is: use a tunnel where that can be overheard.",
+        example="a-long-random-string",
+        metavar="TEXT",
+        is_secret=True,
+    )
     hang_after_s: float | Unset | None = option(
         default=None,
         default_words="learned from the job's own steps",
@@ -287,6 +347,57 @@ class Options(Generic[Unset, Directory]):
         help="Declare a hang after this many seconds without progress on any rank. `keepstep "
         "timeouts` shows what follows from it.",
         example=120.0,
+        metavar="SECONDS",
+    )
+    wrong_numbers: str | Unset = option(
+        default="undo",
+        check=Check(
+            "undo, skip, stop or off", lambda value: value in ("undo", "skip", "stop", "off")
+        ),
+        topic=Topic.FAILURES,
+        help="What becomes of a step that makes the state not finite. It is taken back and run "
+        "again; when that comes again, undo: its batches are left out where they can be, and the "
+        "program is never stopped. skip: likewise, and no update of gradients that are not finite "
+        "is made, and what cannot be left out ends the job; for gradients that are summed over all "
+        "ranks. stop: as skip, and end with the evidence. off: nothing is looked at.",
+        example="skip",
+        metavar="undo|skip|stop|off",
+    )
+    skip_spikes: bool | Unset = option(
+        default=False,
+        check=Check("True or False"),
+        topic=Topic.FAILURES,
+        help="With wrong_numbers: compare loss and gradient with those of the steps before, run a "
+        "step again that lies far beyond them, and with skip leave its batches out when that comes "
+        "again. Harder data look the same.",
+        example=True,
+    )
+    check_products: bool | Unset = option(
+        default=False,
+        check=Check("True or False"),
+        topic=Topic.FAILURES,
+        help="With wrong_numbers: compare the products of linear layers with their checksums in "
+        "each step that is looked at. Finds what a device computes wrong and is finite, beyond the "
+        "products' rounding.",
+        example=True,
+    )
+    look_every_steps: int | Unset = option(
+        default=8,
+        check=Check("a whole number of steps, 1 or more", lambda value: value >= 1),
+        topic=Topic.FAILURES,
+        help="Look at gradients in every so many steps, at each snapshot's parameters in "
+        "any case. 1: no wrong gradient reaches the parameters, and whose it was is always known; "
+        "that costs some 2 % of a step on a CPU.",
+        example=1,
+        metavar="STEPS",
+    )
+    canary_every_s: float | Unset = option(
+        default=300.0,
+        check=seconds(),
+        topic=Topic.FAILURES,
+        help="With sick_parts: show what judges the parts a planted sickness this often. What does "
+        "not see it is not believed, and its parts are unknown. 0: only at the start.",
+        example=60.0,
         metavar="SECONDS",
     )
     replace_command: str | Unset | None = option(
@@ -299,6 +410,20 @@ class Options(Generic[Unset, Directory]):
         example="sbatch --nodes=1 --export=ALL agent.sbatch",
         metavar="COMMAND",
     )
+    node_provider: str | Unset = option(
+        default="command",
+        check=Check(
+            "command, kubernetes or kubernetes:force",
+            lambda value: value in ("command", "kubernetes", "kubernetes:force"),
+        ),
+        topic=Topic.FAILURES,
+        help="Who is asked for a new node when one is lost: command runs replace_command, where "
+        "there is one; kubernetes deletes the lost node's pod and waits for the one that its "
+        "controller makes; with kubernetes:force also without the word of a machine that does not "
+        "answer.",
+        example="kubernetes",
+        metavar="PROVIDER",
+    )
     budget: str | Unset = option(
         default=DEFAULT_BUDGET.to_text(),
         default_words=DEFAULT_BUDGET.to_text().replace(",", ", "),
@@ -308,6 +433,51 @@ class Options(Generic[Unset, Directory]):
         "its default. `refill` new steps after a restart, its cause has its whole budget again.",
         example="crash=3,node=unlimited,refill=50",
         metavar="CAUSE=N,...",
+    )
+    digest_every_steps: int | Unset = option(
+        default=1,
+        check=Check("a whole number of steps, 0 or more", lambda value: value >= 0),
+        topic=Topic.FAILURES,
+        help="Compare what must be equal on several ranks (parameters and optimizer state of "
+        "data-parallel replicas) every so many steps, by digests of their snapshots. 0: never.",
+        example=10,
+        metavar="STEPS",
+    )
+    on_difference: str | Unset = option(
+        default="tell",
+        check=Check("rollback, tell or stop", lambda value: value in ("rollback", "tell", "stop")),
+        topic=Topic.FAILURES,
+        help="What follows when such replicas differ. rollback: the rank that is wrong ends, and "
+        "all go back to the last step at which all agreed; tell: a line in the journal, and what "
+        "is wrong is committed like anything else; stop: the job ends, and its memory is kept.",
+        example="rollback",
+        metavar="WAY",
+    )
+    slow_ranks: str | Unset = option(
+        default="tell",
+        check=Check("tell, swap or off", lambda value: value in ("tell", "swap", "off")),
+        topic=Topic.FAILURES,
+        help="tell: measure what each rank does itself in its steps, and say which one is slow, in "
+        "which section, what for, and what would help. Nothing in the training changes. swap: as "
+        "tell, and a node whose rank has cost a minute leaves its place to a spare. off: nothing "
+        "is measured.",
+        example="off",
+        metavar="tell|swap|off",
+    )
+    sick_parts: str | Unset = option(
+        default="warn",
+        check=Check(
+            "off, or what is done about sick parts, such as 'gpu=leave,nic=avoid'",
+            _are_part_policies,
+        ),
+        topic=Topic.FAILURES,
+        help="What is done when a part of a node's machine is sick (gpu, nic, disk, shm, memory, "
+        "cpu, clock, kernel): warn: it is told; avoid: at its next restart the node leaves its "
+        "place to a spare; leave: it does so now, where the other nodes' memory can do without it; "
+        "stop: the job ends, its newest step in the store. One word for all, or PART=WORD,... off: "
+        "nothing is probed.",
+        example="gpu=leave,nic=avoid",
+        metavar="PART=WORD,...",
     )
     shrink_after_s: float | Unset = option(
         default=300.0,
@@ -327,6 +497,26 @@ class Options(Generic[Unset, Directory]):
         "named here, nor in the live state, nor a plain type is refused, and everything is kept.",
         example="mypackage.records,mypackage.quantized.State8bit",
         metavar="NAME,...",
+    )
+    share_replicas: str | Unset = option(
+        default="off",
+        check=Check("off or node", lambda value: value in ("off", "node")),
+        topic=Topic.SNAPSHOTS,
+        help="node: of what replicas on one node have in common each copies and keeps its share, "
+        "and the checksums of all. off: each rank keeps all of its own.",
+        example="node",
+        metavar="off|node",
+    )
+    prebuild: str | Unset = option(
+        default="",
+        default_words="none",
+        check=Check("functions such as 'models:make'", _are_functions),
+        topic=Topic.FAILURES,
+        help="Functions of the program, separated by commas, that the process which stands by "
+        "calls ahead, on the CPU. When it takes a lost rank's place, `keepstep.prebuilt` hands out "
+        "what they made. It needs the memory for that.",
+        example="models:make",
+        metavar="MODULE:FUNCTION,...",
     )
     log: str | Unset = option(
         default="info",

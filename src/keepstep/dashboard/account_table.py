@@ -11,7 +11,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from keepstep.core.economics.goodput import Account
-from keepstep.dashboard.terminal import human_span, table
+from keepstep.dashboard.ages import human_span
+from keepstep.dashboard.terminal import table
 
 PARTS = {
     "productive": "steps that count",

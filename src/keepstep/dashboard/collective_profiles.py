@@ -8,6 +8,7 @@ keeper's figures; never writes, asks no process.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from keepstep.edge.shm.collective_profile_page import (
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import ranks_in
 from keepstep.model.rhythm import Told
+from keepstep.model.units import human_bytes, human_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,33 @@ def network_view(job_dir: Path) -> NetworkView:
         told=told,
         plan=plan_of(told, idle) if told is not None and profiles else None,
     )
+
+
+def network_words(view: NetworkView) -> Iterator[str]:
+    """What the profiles rest on, what the link carries, and when copies go."""
+    for rank in view.ranks:
+        if rank.profile is not None:
+            yield f"rank {rank.rank}: {rank.why}"
+            break
+    told = view.told
+    if told is None:
+        yield (
+            "The node's keeper has not planned any copies: it has sent none yet, or has not seen "
+            "enough steps."
+        )
+        return
+    yield (
+        f"Link: {human_ns(told.alpha_ns)} and {human_bytes(told.bytes_per_s)}/s; chunks of at most "
+        f"{human_bytes(told.chunk_bytes)}, at most {human_bytes(told.reserve_bytes)} under way."
+    )
+    if view.plan is not None:
+        yield f"Plan: {view.plan.why}."
+    if told.open_because:
+        yield f"Copies are not interleaved: {told.open_because}."
+    else:
+        yield "Copies go while the network is idle."
+    if told.late:
+        yield f"{told.late} blocks waited too long and were sent while it was busy."
 
 
 def _rank(job_dir: Path, number: int) -> RankProfile | None:

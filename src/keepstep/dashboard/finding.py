@@ -6,7 +6,9 @@ proves.
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,11 +58,12 @@ class Leftover:
 
 
 def find_jobs(arena_dir: Path, state_dir: Path) -> list[FoundJob]:
-    """Every job with memory below `arena_dir` or a journal below `state_dir`, the newest first."""
+    """Every job with memory below `arena_dir` or a journal below `state_dir`, the newest first. A
+    journal is a file of this user's, or of whose the state directory is."""
     living = [path for path in _job_dirs(arena_dir) if not _ENDING.fullmatch(path.name)]
     names = {path.name for path in living}
     journals = {name: state_dir / name / "journal.jsonl" for name in MEMORY.names(state_dir)}
-    names |= {name for name, path in journals.items() if path.exists()}
+    names |= {name for name, path in journals.items() if _is_journal(path, state_dir)}
     found = []
     for name in names:
         job_dir = user_dir(arena_dir) / name
@@ -68,6 +71,14 @@ def find_jobs(arena_dir: Path, state_dir: Path) -> list[FoundJob]:
         changed_ns = max(_changed_ns(journal_path), _changed_ns(job_dir))
         found.append(FoundJob(name, job_dir, journal_path, job_dir.is_dir(), changed_ns))
     return sorted(found, key=lambda job: (-job.changed_wall_ns, job.name))
+
+
+def _is_journal(path: Path, state_dir: Path) -> bool:
+    try:
+        facts, owners = path.stat(), {os.geteuid(), state_dir.stat().st_uid}
+    except OSError:
+        return False
+    return stat.S_ISREG(facts.st_mode) and facts.st_uid in owners and os.access(path, os.R_OK)
 
 
 def find_leftovers(arena_dir: Path) -> list[Leftover]:

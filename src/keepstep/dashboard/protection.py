@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from keepstep.core.economics.journal_kinds import number
 from keepstep.core.resume.cut import common, holding_of
 from keepstep.dashboard.moment import Moment
 from keepstep.dashboard.nodes import NodesView
@@ -53,8 +54,8 @@ def newest_checkpoint(events: Iterable[Event], now: Moment) -> CheckpointView | 
     """The last one written, of those that were not found damaged since."""
     written: dict[int, int] = {}
     for event in events:
-        if event.kind in ("persisted", "checkpoint-damaged"):
-            step = int(event.data["step"])
+        step = number(event.data.get("step"))
+        if step is not None and event.kind in ("persisted", "checkpoint-damaged"):
             written.pop(step, None)  # also so that the newest is the last in order
             if event.kind == "persisted":
                 written[step] = event.wall_ns

@@ -6,6 +6,8 @@ for a writer: a header that is being written is read again for a moment, and the
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +15,17 @@ from pathlib import Path
 from keepstep.dashboard.document import finite
 from keepstep.dashboard.moment import Moment
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
+from keepstep.edge.shm.slot import ranks_in, slot_paths
+from keepstep.edge.shm.slot_header import parse_page
 from keepstep.edge.shm.slot_store import SHELVES
 from keepstep.edge.shm.status_pages import TRIES, TRY_EVERY_S
 from keepstep.errors import DamageError
+from keepstep.model.shares import blocks_of
 from keepstep.model.snapshot import SlotHeader, SlotState
+from keepstep.model.units import PAGE_BYTES
+
+# How opening or reading says that there is something, and that it is no file.
+_NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,7 @@ class SlotRow:
     kind: own, copy (of another node's rank), or parity (of the stripe group that `rank` of this
         node belongs to).
     state: sealed, writing, empty or damaged. why: what is damaged.
-    loss: as the rank reported it.
+    loss: as the rank reported it. kept_bytes: of the payload, what is not with other ranks.
     """
 
     kind: str
@@ -39,6 +47,7 @@ class SlotRow:
     epoch: int | None = None
     incarnation: int | None = None
     payload_bytes: int = 0
+    kept_bytes: int = 0
     blocks: int = 0
     sealed_wall_ns: int | None = None
     age_ns: int | None = None
@@ -86,6 +95,7 @@ def slot_row(path: Path, rank: int, now: Moment, kind: str = "own") -> SlotRow:
         epoch=header.stamp.epoch,
         incarnation=header.incarnation,
         payload_bytes=header.payload_bytes if is_sealed else 0,
+        kept_bytes=_kept_bytes(header) if is_sealed else 0,
         blocks=header.block_count if is_sealed else 0,
         sealed_wall_ns=header.sealed_wall_ns if is_sealed else None,
         age_ns=max(0, now.wall_ns - header.sealed_wall_ns) if is_sealed else None,
@@ -93,15 +103,34 @@ def slot_row(path: Path, rank: int, now: Moment, kind: str = "own") -> SlotRow:
     )
 
 
+def _kept_bytes(header: SlotHeader) -> int:
+    lacking = len(blocks_of(header.lacking))
+    return max(0, header.payload_bytes - lacking * header.block_bytes)
+
+
 def read_header(path: Path) -> SlotHeader:
     """Raises DamageError when the header is not as written, OSError when there is no slot."""
-    slot = Slot(MEMORY, path)
+    for _ in range(TRIES - 1):
+        try:
+            return parse_page(_first_page(path), path)
+        except DamageError:
+            time.sleep(TRY_EVERY_S)
+    return parse_page(_first_page(path), path)
+
+
+def _first_page(path: Path) -> bytes:
+    """Read, not mapped: a map of a slot keeps its memory when it is removed, and costs more than
+    the page."""
     try:
-        for _ in range(TRIES - 1):
-            try:
-                return slot.header()
-            except DamageError:
-                time.sleep(TRY_EVERY_S)
-        return slot.header()
-    finally:
-        slot.close()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            page = os.pread(fd, PAGE_BYTES, 0)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise DamageError(f"{path}: expected a slot, found none: {error}") from error
+    if len(page) < PAGE_BYTES:
+        raise DamageError(f"{path}: expected a slot, found {len(page)} bytes")
+    return page

@@ -6,58 +6,57 @@ Comes in: a `JobView`. Goes out: rich renderables.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from keepstep.core.resume.cadence import at_most_lost_steps
 from keepstep.dashboard.account_table import account_table
-from keepstep.dashboard.nodes import NodeRow, NodesView
+from keepstep.dashboard.ages import clock, human_age
+from keepstep.dashboard.nodes import NodesView
+from keepstep.dashboard.parts import PartRow
 from keepstep.dashboard.run_screen import chain
-from keepstep.dashboard.slots import SlotRow
-from keepstep.dashboard.terminal import (
-    NOTHING,
-    SLOT_COLOURS,
-    clock,
+from keepstep.dashboard.sentences import (
+    STATE_TONES,
+    held_words,
     holding,
-    human_age,
-    table,
+    keeper_words,
+    nodes_words,
+    old_report_words,
+    period_words,
 )
+from keepstep.dashboard.slots import SlotRow
+from keepstep.dashboard.slowness import doubt_words
+from keepstep.dashboard.terminal import NOTHING, SLOT_COLOURS, STYLES, table, text
 from keepstep.dashboard.view import JobView, RankRow
-from keepstep.model.units import S_NS, human_bytes, human_ns
+from keepstep.model.parts import PartState
+from keepstep.model.units import counted, first_names, human_bytes, human_ns
 
-STATE_COLOURS = {
-    "training": "green",
-    "restoring": "yellow",
-    "waiting": "yellow",
-    "broken": "red",
-    "left-over": "yellow",
-    "ended": "dim",
-}
-# The leading keeper reports when something changes; an older report is shown with its age.
-OLD_NS = 5 * S_NS
-PLURALS = {"copy": "copies", "parity": "parities"}
+SHOWN_RANKS = 32  # nobody reads more rows than that, and a thousand take a second to draw
 
 
-def status_screen(view: JobView) -> RenderableType:
-    """Everything about one job."""
-    state = (view.state, STATE_COLOURS[view.state])
+def status_screen(view: JobView, is_whole: bool = False) -> RenderableType:
+    """What a person looks for first about one job; is_whole: and what each rank's steps cost, and
+    which slot holds what. Damaged slots are shown in any case."""
+    state = (view.state, STYLES[STATE_TONES[view.state]])
     title = Text.assemble((view.job, "bold"), "  ", state, f"  {view.why}")
     if view.job_dir is None:
         return Group(title, _checkpoint(view))
+    shown = _shown(view.ranks)
     return Group(
         title,
         _place(view),
         *(_nodes(view.nodes) if view.nodes is not None else []),
         *_incident(view),
+        *_slow(view),
+        *_parts(view.parts),
         _protection(view),
         *_period(view),
-        _ranks(view),
-        _costs(view),
-        _slots(view),
+        *_left_out(view.ranks, shown),
+        *([_ranks(shown)] if shown else []),
+        *(_costs(shown) if is_whole else _cost_words(view.ranks)),
+        *_slots_shown(view, shown, is_whole),
         *_held(view.held),
         *([account_table(view.account)] if view.account else []),
     )
@@ -71,9 +70,8 @@ def _checkpoint(view: JobView) -> str:
 
 
 def _place(view: JobView) -> Text:
-    style = "" if view.keeper_alive else "yellow"
-    keeper = (f"the keeper is {'alive' if view.keeper_alive else 'not alive'}", style)
-    return Text.assemble("memory in ", str(view.job_dir), "; ", keeper)
+    keeper = keeper_words(view.keeper_alive)
+    return Text.assemble("memory in ", str(view.job_dir), "; ", (keeper.text, STYLES[keeper.tone]))
 
 
 def _incident(view: JobView) -> Iterator[RenderableType]:
@@ -82,56 +80,48 @@ def _incident(view: JobView) -> Iterator[RenderableType]:
         return
     began = view.incident.stages[0].event if view.incident.stages else None
     since = "" if began is None else f" since {clock(began.wall_ns)}"
-    yield Text(f"Recovering{since}:", style="bold yellow")
+    # without a rank somebody has to start one first, maybe the user
+    word = "Not training" if view.state == "waiting" else "Recovering"
+    yield Text(f"{word}{since}:", style="bold yellow")
     yield chain(view.incident, began)
 
 
-# -- several nodes
+def _slow(view: JobView) -> Iterator[Text]:
+    """Who holds the others up, which links do, and what nobody can tell."""
+    for row in view.slow:
+        yield Text(f"Slow, told {human_age(row.age_ns)} ago: {row.why}.", style="yellow")
+        if row.confirmed_why:
+            yield Text(f"Of its processor: {row.confirmed_why}.", style="yellow")
+    for doubt in view.doubts:
+        is_silence = doubt.doubt == "silence"
+        yield Text(doubt_words(doubt), style="yellow" if is_silence else "dim")
+    for link in view.links.slow:
+        yield Text(f"Slow link, told {human_age(link.age_ns)} ago: {link.why}.", style="yellow")
+    for damage in view.links.damages:
+        yield Text(f"Damage, told {human_age(damage.age_ns)} ago: {damage.why}.", style="yellow")
+
+
+def _parts(parts: Sequence[PartRow]) -> Iterator[Text]:
+    """What of the machine is sick; what nobody knows of; how many are well."""
+    for row in parts:
+        if row.health == PartState.BAD.value:
+            yield Text(f"Sick: {row.part}: {row.why}; cheapest: {row.fix}.", style="yellow")
+    unknown = [row for row in parts if row.health == PartState.UNKNOWN.value]
+    for why in dict.fromkeys(row.why for row in unknown):
+        named = first_names([row.part for row in unknown if row.why == why])
+        yield Text(f"Unknown: {named}: {why}.", style="dim")
+    if parts:
+        count = sum(row.health == PartState.OK.value for row in parts)
+        yield Text(f"{count} of {counted(len(parts), 'part')} of this machine are well.")
 
 
 def _nodes(nodes: NodesView) -> Iterator[Text]:
     """Which nodes may be lost right now, in a few lines."""
-    if nodes.policy is None:
-        yield Text(f"Several nodes: {nodes.doubt}.", style="yellow")
-        return
-    here = "" if nodes.here is None else f" (this is node {nodes.here})"
-    name = f"{len(nodes.nodes)} nodes{here}, {nodes.policy}"
-    if nodes.doubt:
-        yield Text(f"{name}: which may be lost is unknown: {nodes.doubt}.", style="yellow")
-        age = human_age(nodes.told_age_ns)
-        yield Text(f"{age} ago: {_committed(nodes)}; {nodes.why}.", style="dim")
-        return
-    yield _verdict(name, nodes)
-    for row in nodes.nodes:
-        if not row.linked:
-            yield Text(
-                f"Node {row.node} ({row.host}, {_ranks_of(row)}) has no open link to the leading "
-                "keeper.",
-                style="yellow",
-            )
-    if (nodes.told_age_ns or 0) > OLD_NS:
-        yield Text(
-            f"Reported {human_age(nodes.told_age_ns)} ago and unchanged since, unless the leading "
-            "node was lost and the keeper here has not noticed yet.",
-            style="dim",
-        )
-
-
-def _committed(nodes: NodesView) -> str:
-    if nodes.step is None:
-        return "no step is held by every rank yet"
-    return f"step {nodes.step} is {'' if nodes.is_committed else 'not yet '}committed"
-
-
-def _verdict(name: str, nodes: NodesView) -> Text:
-    why = "" if nodes.step is None else f" {nodes.why[:1].upper()}{nodes.why[1:]}."
-    colour = "green" if (nodes.any_nodes or 0) > 0 else "bold red"
-    return Text.assemble(f"{name}: {_committed(nodes)}.", (why, colour))
-
-
-def _ranks_of(row: NodeRow) -> str:
-    first, last = row.ranks[0], row.ranks[-1]
-    return f"rank {first}" if first == last else f"ranks {first} to {last}"
+    for line in nodes_words(nodes):
+        yield Text.assemble(*map(text, line))
+    old = old_report_words(nodes)
+    if old is not None:
+        yield text(old)
 
 
 # -- tables
@@ -151,22 +141,42 @@ def _protection(view: JobView) -> Table:
 
 
 def _period(view: JobView) -> Iterator[Text]:
-    """How much a killed process costs where that is more than one step, and why."""
-    if view.period_steps > 1:
-        period, lost = view.period_steps, at_most_lost_steps(view.period_steps)
+    said = period_words(view.period_steps)
+    if said is not None:
+        yield text(said)
+
+
+def _shown(ranks: Sequence[RankRow]) -> Sequence[RankRow]:
+    """Those that a person looks for: who is gone, who is behind."""
+    if len(ranks) <= SHOWN_RANKS:
+        return ranks
+    by_trouble = sorted(
+        ranks,
+        key=lambda row: (
+            row.alive,
+            row.completed_step,
+            -1 if row.newest_step is None else row.newest_step,
+            row.rank,
+        ),
+    )
+    return sorted(by_trouble[:SHOWN_RANKS], key=lambda row: row.rank)
+
+
+def _left_out(ranks: Sequence[RankRow], shown: Sequence[RankRow]) -> Iterator[Text]:
+    if len(shown) < len(ranks):
         told = (
-            f"A capture takes up to {period} steps, so one step in {period} is captured, and a "
-            f"killed process costs up to {lost} completed steps."
+            f"{len(shown)} of {len(ranks)} ranks, those first that are gone or furthest behind; "
+            "--json has all."
         )
-        yield Text(told, style="yellow")
+        yield Text(told, style="dim")
 
 
-def _ranks(view: JobView) -> Table:
+def _ranks(ranks: Sequence[RankRow]) -> Table:
     numbers = ("rank", "process", "done", "age", "loss")
     made = table(
         "rank", "process", "doing", "done", "newest snapshot", "age", "loss", right=numbers
     )
-    for row in view.ranks:
+    for row in ranks:
         made.add_row(
             str(row.rank),
             str(row.pid or "-"),
@@ -184,21 +194,38 @@ def _doing(row: RankRow) -> Text:
     return doing if row.alive else Text.assemble(("gone", "bold red"), " in ", doing)
 
 
-def _costs(view: JobView) -> Table:
-    names = (
-        "rank",
-        "step",
-        "waited",
-        "in all",
-        "copy",
-        "seal",
-        "captured",
-        "skipped",
-        "torn",
-        "state",
+def _costs(ranks: Sequence[RankRow]) -> Iterator[Table]:
+    """What keepstep costs each rank."""
+    if ranks:
+        yield _times(ranks)
+        yield _counts(ranks)
+
+
+def _cost_words(ranks: Sequence[RankRow]) -> Iterator[Text]:
+    """What keepstep costs, in a line."""
+    slowest = max(ranks, key=lambda row: row.step_ns_last, default=None)
+    if slowest is None or slowest.step_ns_last == 0:
+        return
+    wait = human_ns(slowest.stall_ns_last)
+    ratio = slowest.stall_ns_last / slowest.step_ns_last
+    captured, skipped, torn = (
+        sum(counts)
+        for counts in zip(
+            *((row.captured_steps, row.skipped_steps, row.torn_steps) for row in ranks),
+            strict=True,
+        )
     )
+    yield Text(
+        f"The last step took {human_ns(slowest.step_ns_last)} on the slowest rank, {wait} "
+        f"({ratio:.1%}) of it waiting for keepstep. {counted(captured, 'snapshot')}, {skipped} "
+        f"skipped, {torn} torn. -v has each rank's, and the slots."
+    )
+
+
+def _times(ranks: Sequence[RankRow]) -> Table:
+    names = ("rank", "step", "waited", "in all", "copy", "seal")
     made = table(*names, right=names)
-    for row in view.ranks:
+    for row in ranks:
         speed = "-" if row.copy_bytes_per_s is None else f"{row.copy_bytes_per_s / 1e9:.1f} GB/s"
         made.add_row(
             str(row.rank),
@@ -207,24 +234,49 @@ def _costs(view: JobView) -> Table:
             _took(row.stall_ns_total),
             speed,
             _took(row.seal_ns_last),
-            str(row.captured_steps),
-            str(row.skipped_steps),
-            str(row.torn_steps),
-            human_bytes(row.payload_bytes),
         )
     return made
+
+
+def _counts(ranks: Sequence[RankRow]) -> Table:
+    names = ("rank", "captured", "skipped", "torn")
+    made = table(*names, "state", right=names)
+    for row in ranks:
+        counts = row.captured_steps, row.skipped_steps, row.torn_steps
+        made.add_row(str(row.rank), *map(str, counts), _size(row))
+    return made
+
+
+def _is_damaged(view: JobView) -> bool:
+    return any(slot.state == "damaged" for slot in view.slots)
+
+
+def _size(row: RankRow) -> str:
+    whole = human_bytes(row.payload_bytes)
+    is_shared = 0 < row.kept_bytes < row.payload_bytes
+    return f"{whole}, keeps {human_bytes(row.kept_bytes)}" if is_shared else whole
 
 
 def _took(duration_ns: int) -> str:
     return human_ns(duration_ns) if duration_ns else "-"
 
 
-def _slots(view: JobView) -> Table:
-    """Which step is in which slot; the one that all ranks hold in bold."""
+def _slots_shown(view: JobView, shown: Sequence[RankRow], is_whole: bool) -> Iterator[Table]:
+    if view.slots and (is_whole or _is_damaged(view)):
+        yield _slots(view, {row.rank for row in shown})
+
+
+def _slots(view: JobView, shown: Collection[int]) -> Table:
+    """Which step is in which slot of these ranks, and of those that have no page; the one that all
+    ranks hold in bold."""
     width = max((slot.slot for slot in view.slots), default=-1) + 1
     made = table("rank", *(f"slot {index}" for index in range(width)), right=("rank",))
-    for rank in sorted({slot.rank for slot in view.slots}):
-        cells = {slot.slot: _cell(slot, view) for slot in view.slots if slot.rank == rank}
+    left_out = {row.rank for row in view.ranks}.difference(shown)
+    of_rank: dict[int, dict[int, Text]] = {}
+    for slot in view.slots:
+        if slot.rank not in left_out:
+            of_rank.setdefault(slot.rank, {})[slot.slot] = _cell(slot, view)
+    for rank, cells in sorted(of_rank.items()):
         made.add_row(str(rank), *(cells.get(index, NOTHING) for index in range(width)))
     return made
 
@@ -238,11 +290,6 @@ def _cell(slot: SlotRow, view: JobView) -> Text:
 
 
 def _held(held: Sequence[SlotRow]) -> Iterator[Text]:
-    """What is kept here for other nodes."""
-    counts = Counter(row.kind for row in held if row.state == "sealed")
-    if counts:
-        words = " and ".join(
-            f"{number} {kind if number == 1 else PLURALS[kind]}" for kind, number in counts.items()
-        )
-        size = human_bytes(sum(row.payload_bytes for row in held))
-        yield Text(f"held for other nodes: {words}, {size}")
+    words = held_words(held)
+    if words is not None:
+        yield Text(words)

@@ -14,13 +14,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from keepstep.core.economics.absence import Absence, Away
 from keepstep.core.economics.goodput import Axis
 from keepstep.core.economics.journal_kinds import (
     BACK,
+    CLOSING,
     REFUTING,
     ends_training,
     is_about,
     is_failure,
+    number,
 )
 from keepstep.model.events import Event
 from keepstep.model.failure import failure_from_json
@@ -54,6 +57,7 @@ TROUBLE = REFUSED | {
     "suspicion",
     "torn",
 }
+AWAY = "away"
 GOOD_NEWS = {"resumed", "go", "mended"}
 # What an agent says before its first word about the job, while it finds its keeper.
 PRELUDE = {"keeper-listens", "keeper-missing", "keeper-unheard"}
@@ -83,7 +87,8 @@ LINKS: dict[str, tuple[str, tuple[str, ...]]] = {
 class TimelineStage:
     """One link of a chain.
 
-    link: fact, suspicion, diagnosis, refused (a cheaper way to recover), plan, action or closed.
+    link: fact, suspicion, diagnosis, refused (a cheaper way to recover), plan, action, away (nobody
+    had started the job) or closed.
     name: noticed, met, restarted, joined, ..., or which way was refused.
     event: the last one that made the link. who: all who reported it.
     took_ns: since the link before.
@@ -101,6 +106,7 @@ class RecoveryChain:
     """From the first sign of a failure to the next completed step.
 
     outcome: resumed, ended or pending.
+    took_ns: without the time in which nobody had started the job, `away_ns`.
     refused: sources of state that were tried and not used. setbacks: what failed meanwhile.
     evidence: the failures on which a finding about the program or the hardware rests.
     """
@@ -114,6 +120,11 @@ class RecoveryChain:
     refused: tuple[str, ...]
     setbacks: tuple[str, ...]
     evidence: tuple[str, ...] = ()
+
+    @property
+    def away_ns(self) -> int:
+        """For how long no rank ran, and nobody was there to start one."""
+        return sum(stage.took_ns for stage in self.stages if stage.link == AWAY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,21 +151,28 @@ def is_trouble(event: Event) -> bool:
     return is_failure(event) or event.kind in TROUBLE
 
 
-def runs_of(events: Iterable[Event]) -> list[JobRun]:
-    """Every run of the job, the oldest first."""
-    return [_run(each) for each in _split(events)]
+def runs_of(events: Iterable[Event], of_several: bool = False) -> list[JobRun]:
+    """Every run of the job, the oldest first. `of_several`: the events are of several nodes'
+    journals, laid together by time; their processes do not begin at once."""
+    return [_run(each) for each in _split(events, of_several)]
 
 
-def _split(events: Iterable[Event]) -> list[list[Event]]:
-    """What opened with empty memory and did not start afresh continues the run before."""
+def _split(events: Iterable[Event], of_several: bool) -> list[list[Event]]:
+    """What opened with empty memory and did not start afresh continues the run before. So does, of
+    several nodes, one that opens while no node has trained or ended yet."""
     runs: list[list[Event]] = []
     for memory in _memories(events):
         first = next((e for e in memory if e.kind in BACK), None)
-        if runs and first and first.data.get("source") != "fresh":
+        is_same = first is not None and first.data.get("source") != "fresh"
+        if runs and (is_same or (of_several and not _has_begun(runs[-1]))):
             runs[-1].extend(memory)
         else:
             runs.append(memory)
     return runs
+
+
+def _has_begun(events: Iterable[Event]) -> bool:
+    return any(event.kind in BACK or event.kind in CLOSING for event in events)
 
 
 def _memories(events: Iterable[Event]) -> list[list[Event]]:
@@ -198,6 +216,7 @@ def _recoveries(events: Sequence[Event]) -> list[RecoveryChain]:
         i for i, e in enumerate(events) if e.kind in BACK and not _is_repeated(e, events[:i])
     ]
     found = []
+    aways = absences(events)
     for begin, end in zip([-1, *closed_at], [*closed_at, len(events)], strict=True):
         window = events[begin + 1 : end]
         closer = events[end] if end < len(events) else None
@@ -208,11 +227,11 @@ def _recoveries(events: Sequence[Event]) -> list[RecoveryChain]:
             # Without a witness (the keeper was gone as well) the way back begins with the keeper
             # that came next.
             sign = max((i for i, e in enumerate(window) if e.kind == "keeper-started"), default=0)
-            found.append(_recovery(window[sign:], None, closer, events[end + 1 :]))
+            found.append(_recovery(window[sign:], None, closer, events[end + 1 :], aways))
         else:
             way = window[_first_doubt(window, sign) :]
             noticed = window[sign] if window[sign].kind not in ("diagnosis", "plan") else None
-            found.append(_recovery(way, noticed, closer, events[end + 1 :]))
+            found.append(_recovery(way, noticed, closer, events[end + 1 :], aways))
     return found
 
 
@@ -241,12 +260,16 @@ def _is_repeated(go: Event, before: Sequence[Event]) -> bool:
 
 
 def _recovery(
-    way: Sequence[Event], noticed: Event | None, closer: Event | None, following: Sequence[Event]
+    way: Sequence[Event],
+    noticed: Event | None,
+    closer: Event | None,
+    following: Sequence[Event],
+    aways: Sequence[Away],
 ) -> RecoveryChain:
     over = (
         next((e for e in reversed(way) if e.kind == "job-over"), None) if closer is None else None
     )
-    stages = _chained([*_beginning(way, noticed), *_ending(closer, over, following)])
+    stages = _chained([*_beginning(way, noticed, aways), *_ending(closer, over, following)])
     # Ranks that end between the first sign and the restart go down with the first; those after it
     # are failures of their own.
     back = next(
@@ -259,10 +282,10 @@ def _recovery(
     )
     return RecoveryChain(
         outcome="resumed" if closer else "ended" if over else "pending",
-        step=closer.data.get("step") if closer else None,
+        step=number(closer.data.get("step")) if closer else None,
         source=closer.data.get("source") if closer else None,
-        lost_steps=closer.data.get("lost_steps") if closer else None,
-        took_ns=sum(stage.took_ns for stage in stages),
+        lost_steps=number(closer.data.get("lost_steps")) if closer else None,
+        took_ns=sum(stage.took_ns for stage in stages if stage.link != AWAY),
         stages=stages,
         refused=tuple(e.why for e in way if e.kind in REFUSED),
         setbacks=tuple(e.why for e in way[back:] if is_failure(e)),
@@ -282,9 +305,25 @@ def _evidence(way: Sequence[Event]) -> tuple[str, ...]:
 Link = tuple[str, str, list[Event]]
 
 
-def _beginning(way: Sequence[Event], noticed: Event | None) -> list[Link]:
+def absences(events: Iterable[Event]) -> list[Away]:
+    """When nobody had started the job, in order."""
+    absence = Absence()
+    return [away for event in events if (away := absence.hear(event)) is not None]
+
+
+def _absent(way: Sequence[Event], noticed: Event | None, aways: Sequence[Away]) -> Iterator[Link]:
+    """The absences in this way back, each with what began it."""
+    here = {id(event) for event in way}
+    for away in aways:
+        if id(away.since) in here and id(away.until) in here:
+            if away.since is not noticed:
+                yield "fact", "gone", [away.since]
+            yield AWAY, "away", [away.until]
+
+
+def _beginning(way: Sequence[Event], noticed: Event | None, aways: Sequence[Away]) -> list[Link]:
     """The links up to the leave to train, in the order in which they came about."""
-    found: list[Link] = []
+    found = list(_absent(way, noticed, aways))
     planned = next(
         (i for i, e in enumerate(way) if e.kind in ("plan", "ranks-restarted")), len(way)
     )

@@ -9,15 +9,18 @@ Invariant: a field that could not be read is None or says `unknown`; nothing sho
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from keepstep.core.detection.slow_now import SlowNow
 from keepstep.core.economics.goodput import Account, StepTempo, account
-from keepstep.core.resume.cut import cut, holding_of
+from keepstep.core.resume.cut import common, cut, holding_of
 from keepstep.dashboard.document import finite
 from keepstep.dashboard.finding import FoundJob
+from keepstep.dashboard.links import LinkRows, link_rows
 from keepstep.dashboard.moment import Moment
 from keepstep.dashboard.nodes import NodesView, leaders_word, nodes_view
+from keepstep.dashboard.parts import PartRow, part_rows
 from keepstep.dashboard.protection import (
     CheckpointView,
     ProtectionRow,
@@ -26,6 +29,7 @@ from keepstep.dashboard.protection import (
     of_several_nodes,
 )
 from keepstep.dashboard.slots import SlotRow, held_rows, slot_rows
+from keepstep.dashboard.slowness import DoubtRow, SlowRow, doubt_rows, silence_rows, slow_rows
 from keepstep.dashboard.timeline import JobRun, RecoveryChain, runs_of
 from keepstep.edge.os.flock import is_held
 from keepstep.edge.os.journal import read_journal
@@ -35,13 +39,18 @@ from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, RankStatus, Stamp
 from keepstep.model.units import S_NS
 
+WITH_RANKS = ("training", "restoring", "broken")  # states
+
 # By rank: whether it lives, and its page.
 Pages = Mapping[int, tuple[bool, RankStatus | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """A rank by its status page. The page of a dead rank tells what it was doing last."""
+    """A rank by its status page. The page of a dead rank tells what it was doing last.
+
+    kept_bytes: of its newest snapshot, what is not with other ranks of the node.
+    """
 
     rank: int
     alive: bool
@@ -62,6 +71,7 @@ class RankRow:
     copy_bytes_per_s: float | None
     seal_ns_last: int
     payload_bytes: int
+    kept_bytes: int
     loss: float | None
     silent_ns: int | None
 
@@ -71,13 +81,16 @@ class JobView:
     """Everything `keepstep status` knows of a job.
 
     state: training, restoring, broken, waiting, left-over or ended. An ended job has neither
-        `job_dir` nor `protection`, at most a checkpoint.
+        `job_dir` nor `protection`, at most a checkpoint, when its keeper has removed the memory.
     horizon: the newest step that every rank can be given; of several nodes as the leading keeper
         said.
     period_steps: which steps are captured: multiples of it (core/resume/cadence.py).
     ranks, slots, held: this node's alone; `held` is what it keeps for other nodes.
     nodes: None for a job of one node.
     incident: the failure from which the job has not come back yet.
+    slow: ranks of this node that are slow now. doubts: what nobody can tell of that or of hangs.
+    links: that are slow or damage what crosses them now, as this node's journal tells.
+    parts: of this node's machine, while the job trains.
     account: where the time of this run went.
     """
 
@@ -99,6 +112,27 @@ class JobView:
     nodes: NodesView | None
     incident: RecoveryChain | None
     account: Account | None
+    slow: tuple[SlowRow, ...] = ()
+    doubts: tuple[DoubtRow, ...] = ()
+    parts: tuple[PartRow, ...] = ()
+    links: LinkRows = field(default_factory=LinkRows)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What was read of a job at one moment; a view is made of it.
+
+    events: its journal. slots, held: by their headers. incident, account: of its last run.
+    """
+
+    job: FoundJob
+    events: Sequence[Event]
+    pages: Pages
+    slots: tuple[SlotRow, ...]
+    held: tuple[SlotRow, ...]
+    keeper_alive: bool
+    incident: RecoveryChain | None
+    account: Account | None
 
 
 def job_view(job: FoundJob, now: Moment, events: Sequence[Event] | None = None) -> JobView:
@@ -106,22 +140,40 @@ def job_view(job: FoundJob, now: Moment, events: Sequence[Event] | None = None) 
     if events is None:
         events = list(read_journal(job.journal_path))
     pages = read_pages(job.job_dir)
-    slots = slot_rows(job.job_dir, now)
+    runs = runs_of(events)
+    looked = JobFacts(
+        job=job,
+        events=events,
+        pages=pages,
+        slots=slot_rows(job.job_dir, now),
+        held=held_rows(job.job_dir, now),
+        keeper_alive=is_held(job.job_dir / "keeper.lock"),
+        incident=pending(runs[-1]) if runs else None,
+        account=run_account(runs[-1], pages, now) if runs else None,
+    )
+    return view_of(looked, now)
+
+
+def view_of(looked: JobFacts, now: Moment) -> JobView:
+    """The view of what was read. Of several nodes it reads what the leading keeper has told."""
+    job, events, pages = looked.job, looked.events, looked.pages
     statuses = [status for _, status in pages.values() if status]
     world_size = max((status.world_size for status in statuses), default=None)
-    keeper_alive = is_held(job.job_dir / "keeper.lock")
     checkpoint = newest_checkpoint(events, now)
-    nodes, horizon, period_steps = _nodes_and_horizon(job.job_dir, pages, keeper_alive, events, now)
-    age_ns = _held_for_ns(slots, horizon)
-    state, why = _state(job, pages, keeper_alive, events)
-    runs = runs_of(events)
+    nodes, horizon, period_steps = _nodes_and_horizon(
+        job.job_dir, pages, looked.keeper_alive, events, looked.slots, now
+    )
+    age_ns = _held_for_ns(looked.slots, horizon)
+    state, why = _state(job, pages, looked.keeper_alive, events)
+    newest = _newest_sealed(looked.slots)
+    known = SlowNow(events)
     return JobView(
         job=job.name,
         state=state,
         why=why,
         job_dir=job.job_dir if job.has_memory else None,
         journal=job.journal_path,
-        keeper_alive=keeper_alive,
+        keeper_alive=looked.keeper_alive,
         world_size=world_size,
         horizon=horizon,
         horizon_age_ns=age_ns,
@@ -129,21 +181,38 @@ def job_view(job: FoundJob, now: Moment, events: Sequence[Event] | None = None) 
         checkpoint=checkpoint,
         protection=_protection(job, nodes, statuses, horizon, age_ns, checkpoint),
         ranks=tuple(
-            _rank_row(rank, alive, status, slots, now) for rank, (alive, status) in pages.items()
+            _rank_row(rank, alive, status, newest.get(rank), now)
+            for rank, (alive, status) in pages.items()
         ),
-        slots=slots,
-        held=held_rows(job.job_dir, now),
+        slots=looked.slots,
+        held=looked.held,
         nodes=nodes,
-        incident=pending(runs[-1]) if runs else None,
-        account=run_account(runs[-1], pages, now) if runs else None,
+        incident=looked.incident,
+        account=looked.account,
+        slow=slow_rows(known, now) if state == "training" else (),
+        doubts=_doubts(known, job, state, now),
+        parts=part_rows(job.job_dir, now) if state == "training" else (),
+        links=link_rows(looked.events, now) if state == "training" else LinkRows(),
     )
 
 
+def _doubts(known: SlowNow, job: FoundJob, state: str, now: Moment) -> tuple[DoubtRow, ...]:
+    """While ranks live somebody is to look at them."""
+    silence = silence_rows(job.job_dir, now) if state in WITH_RANKS else ()
+    return silence + (doubt_rows(known, now) if state == "training" else ())
+
+
 def _nodes_and_horizon(
-    job_dir: Path, pages: Pages, keeper_alive: bool, events: Sequence[Event], now: Moment
+    job_dir: Path,
+    pages: Pages,
+    keeper_alive: bool,
+    events: Sequence[Event],
+    slots: Sequence[SlotRow],
+    now: Moment,
 ) -> tuple[NodesView | None, Stamp | None, int]:
     """The nodes, the horizon and the period of captures: of several nodes what the leading keeper
-    last told; of one node None, and what its ranks hold and tell."""
+    last told; of one node None, and what its ranks hold and tell. A rank that proves its slots anew
+    tells of none meanwhile; they are there all the same."""
     statuses = [status for _, status in pages.values() if status]
     living = [rank for rank, (alive, _) in pages.items() if alive]
     here: Collection[int] = living or list(pages)
@@ -153,7 +222,21 @@ def _nodes_and_horizon(
         nodes = nodes_view(job_dir, here, keeper_alive, events, now.wall_ns)
         return nodes, told.floor, told.period_steps
     period_steps = max((status.span_steps for status in statuses), default=1)
-    return None, cut([holding_of(status) for status in statuses], world_size or 1), period_steps
+    holdings = [holding_of(status) for status in statuses]
+    horizon = cut(holdings, world_size or 1)
+    if horizon is None and any(not holding.sealed for holding in holdings):
+        horizon = _newest_common(slots, world_size)
+    return None, horizon, period_steps
+
+
+def _newest_common(slots: Sequence[SlotRow], world_size: int) -> Stamp | None:
+    """By the slots themselves."""
+    held: dict[int, set[Stamp]] = {}
+    for slot in slots:
+        if slot.kind == "own" and slot.state == "sealed" and slot.step is not None:
+            assert slot.epoch is not None
+            held.setdefault(slot.rank, set()).add(Stamp(slot.step, slot.epoch))
+    return max(common(list(held.values())), default=None) if len(held) == world_size else None
 
 
 def _protection(
@@ -180,23 +263,34 @@ def pending(run: JobRun) -> RecoveryChain | None:
 def run_account(run: JobRun, pages: Pages, now: Moment) -> Account:
     """Where the run's time went: until now when ranks live, and else until its last event. `pages`:
     the ranks', if it is the last run."""
+    tempos = tempos_of(pages)
+    return account(run.events, tempos, (now.wall_ns, now.mono_ns, now.boot) if tempos else None)
+
+
+def tempos_of(pages: Pages) -> list[StepTempo]:
+    """What the living ranks say of their steps."""
     living = [status for alive, status in pages.values() if alive and status is not None]
-    tempos = [
+    return [
         StepTempo(s.rank, s.pid, s.completed_step, s.step_ns_last, s.stall_ns_total) for s in living
     ]
-    return account(run.events, tempos, (now.wall_ns, now.mono_ns, now.boot) if living else None)
+
+
+def _newest_sealed(slots: Iterable[SlotRow]) -> dict[int, SlotRow]:
+    """By rank."""
+    newest: dict[int, SlotRow] = {}
+    for row in slots:
+        if row.state != "sealed" or row.step is None:
+            continue
+        known = newest.get(row.rank)
+        if known is None or (row.epoch or 0, row.step) > (known.epoch or 0, known.step or 0):
+            newest[row.rank] = row
+    return newest
 
 
 def _rank_row(
-    rank: int, alive: bool, read: RankStatus | None, slots: Sequence[SlotRow], now: Moment
+    rank: int, alive: bool, read: RankStatus | None, newest: SlotRow | None, now: Moment
 ) -> RankRow:
     status = read or BLANK
-    sealed = [
-        (s.epoch or 0, s.step, s.age_ns)
-        for s in slots
-        if s.rank == rank and s.state == "sealed" and s.step is not None
-    ]
-    _, newest_step, age_ns = max(sealed, default=(0, None, None))
     return RankRow(
         rank=rank,
         alive=alive,
@@ -206,8 +300,8 @@ def _rank_row(
         phase=status.phase.name.lower() if read else "unknown",
         step=status.step,
         completed_step=status.completed_step,
-        newest_step=newest_step,
-        newest_age_ns=age_ns,
+        newest_step=newest.step if newest else None,
+        newest_age_ns=newest.age_ns if newest else None,
         captured_steps=status.captured_steps,
         skipped_steps=status.skipped_steps,
         torn_steps=status.torn_steps,
@@ -219,6 +313,7 @@ def _rank_row(
         else None,
         seal_ns_last=status.seal_ns_last,
         payload_bytes=status.payload_bytes,
+        kept_bytes=status.kept_bytes,
         loss=finite(status.loss),
         silent_ns=max(0, now.mono_ns - status.updated_mono_ns) if read else None,
     )
@@ -234,6 +329,11 @@ def _held_for_ns(slots: Iterable[SlotRow], stamp: Stamp | None) -> int | None:
     return min((age for age in ages if age is not None), default=None)
 
 
+# Of these the last says whether a job is over. The keeper's `job-over` is the word of a job without
+# an agent; a rank that joins begins another life of it.
+_BEGINS_OR_ENDS = {"job-started", "rank-joined", "resumed", "go", "job-over", "job-ended"}
+
+
 def _state(
     job: FoundJob, pages: Pages, keeper_alive: bool, events: Sequence[Event]
 ) -> tuple[str, str]:
@@ -243,6 +343,9 @@ def _state(
         return "ended", over.why if over else "its memory is gone, and the journal does not say why"
     living = [status for alive, status in pages.values() if alive]
     gone = sorted(rank for rank, (alive, _) in pages.items() if not alive)
+    end = next((e for e in reversed(events) if e.kind in _BEGINS_OR_ENDS), None)
+    if not living and end is not None and end.data.get("ok") is True:
+        return "ended", f"{end.why}; its memory is being removed"
     if not living and keeper_alive:
         return "waiting", "no rank is alive; the keeper keeps the memory for a restart"
     if not living:

@@ -22,6 +22,7 @@ import keepstep
 from keepstep.edge.torch.rng import read_rng, write_rng
 from keepstep.errors import ConfigError
 from keepstep.integrations.boundary import Boundary
+from keepstep.integrations.marks import Mark
 from keepstep.integrations.trl import trl_components
 
 # In the place of a checkpoint's directory: the Trainer skips batches only when there is one.
@@ -39,14 +40,30 @@ class TrainerProtection:
     """To be derived from in front of a Trainer: `class Mine(TrainerProtection, SFTTrainer)`.
 
     `keepstep_config`: a `keepstep.Config` or a dict of its fields, as `protect` takes it.
+
+    Raises:
+        ConfigError: the class behind it is no Trainer of transformers 5.
     """
 
     keepstep_config: keepstep.Config | Mapping[str, Any] | None = None
     _keepstep_sampler: Any = None
 
     def keepstep_components(self) -> dict[str, Any]:
-        """To be overridden. What else is to be protected, by names as `protect` takes them."""
+        """To be overridden.
+
+        Returns:
+            What else is to be protected, by names as `protect` takes them.
+        """
         return {}
+
+    def keepstep_mark(self) -> Mark | None:
+        """To be overridden. Called once, when training begins.
+
+        Returns:
+            What tells a tracker of each recovery, such as `tensorboard_mark(writer)`; None: nothing
+            does. Rank 0 alone calls it.
+        """
+        return None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -93,7 +110,7 @@ class TrainerProtection:
             **self.keepstep_components(),
         )
         self._keepstep_restored = job.step >= 0
-        self.add_callback(TrainerSteps(Boundary(job), position))
+        self.add_callback(TrainerSteps(Boundary(job, self.keepstep_mark()), position))
         if not self._keepstep_restored:
             return begins_at
         self.state.init_training_references(self, max_steps, num_train_epochs, trial)

@@ -23,15 +23,29 @@ from keepstep.edge.torch.batches import batches_of
 from keepstep.edge.torch.random_stream import mixed
 from keepstep.errors import ConfigError
 from keepstep.integrations.boundary import Boundary
+from keepstep.integrations.marks import Mark
 
 KEPT_PLACES = 4  # Lightning may fetch a batch before it has trained on the one before
 
 
 class KeepstepCallback(Callback):  # type: ignore[misc]
-    """`Trainer(callbacks=[KeepstepCallback()])`. config: as `keepstep.protect` takes it."""
+    """`Trainer(callbacks=[KeepstepCallback()])`."""
 
-    def __init__(self, config: keepstep.Config | Mapping[str, Any] | None = None) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: keepstep.Config | Mapping[str, Any] | None = None,
+        mark: Mark | None = None,
+    ) -> None:
+        """
+        Args:
+            config: as `keepstep.protect` takes it.
+            mark: tells a tracker of each recovery, such as `tensorboard_mark(writer)`. Rank 0 alone
+                calls it.
+
+        Raises:
+            ConfigError: when the training begins, of a Trainer with several train dataloaders.
+        """
+        self._config, self._mark = config, mark
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._has_update = True
@@ -43,7 +57,7 @@ class KeepstepCallback(Callback):  # type: ignore[misc]
         job = keepstep.protect(
             self._config, model=pl_module, **optimizers, **schedulers, lightning=self._progress
         )
-        self._boundary = Boundary(job)
+        self._boundary = Boundary(job, self._mark)
 
     def on_train_batch_start(self, trainer: Trainer, _: Any, __: Any, batch_idx: int) -> None:
         self._progress.has_begun = True

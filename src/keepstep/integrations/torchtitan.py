@@ -15,6 +15,7 @@ from torchtitan.train import Trainer
 
 import keepstep
 from keepstep.integrations.boundary import Boundary
+from keepstep.integrations.marks import Mark
 
 
 class TorchtitanProtection:
@@ -24,6 +25,15 @@ class TorchtitanProtection:
     """
 
     keepstep_config: keepstep.Config | Mapping[str, Any] | None = None
+
+    def keepstep_mark(self) -> Mark | None:
+        """To be overridden. Called once, when training begins.
+
+        Returns:
+            What tells a tracker of each recovery, such as `wandb_mark(run)`; None: nothing does.
+            Rank 0 alone calls it.
+        """
+        return None
 
     def train(self: Any) -> None:
         """Protects the components, trains, and lets the memory go when that has ended well.
@@ -39,7 +49,7 @@ class TorchtitanProtection:
             dataloader=self.dataloader,
             train_state=self,
         )
-        self._keepstep_boundary = Boundary(job)
+        self._keepstep_boundary = Boundary(job, self.keepstep_mark())
         if job.step >= 0:
             self.checkpointer.load = self._already_restored
         super().train()  # type: ignore[misc]

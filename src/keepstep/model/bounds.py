@@ -36,6 +36,7 @@ class Length:
 
 Rank = Annotated[int, Range(0, U32)]  # also a node, a place, a pid
 Port = Annotated[int, Range(0, (1 << 16) - 1)]
+HostName = Annotated[str, Length(255)]
 MAX_WORLD_SIZE = 1 << 20
 MAX_RANKS_OF_NODE = 1 << 12  # a packet between processes of a node names them all
 WorldSize = Annotated[int, Range(1, MAX_WORLD_SIZE)]

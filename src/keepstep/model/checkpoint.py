@@ -93,7 +93,7 @@ class StoreListing:
 
     usable: whole ones, newest first. damaged: published, and not as they were; `unfinished`: never
     published; `unreachable`: the store did not say what they are; each with what is wrong. epoch:
-    the newest of which anything tells.
+    the newest of which anything tells. epochs: of the usable ones.
     """
 
     usable: Sequence[int]
@@ -101,3 +101,4 @@ class StoreListing:
     unfinished: Mapping[int, str] = field(default_factory=dict)
     unreachable: Mapping[int, str] = field(default_factory=dict)
     epoch: int = 0
+    epochs: Mapping[int, int] = field(default_factory=dict)

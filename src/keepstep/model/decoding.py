@@ -22,6 +22,15 @@ from keepstep.model.bounds import U63
 T = TypeVar("T")
 
 NOT_FINITE = ("nan", "inf", "-inf")  # JSON has none of them, and a loss may be one
+# What a terminal acts on and does not show: controls but tab and line feed, changes of direction;
+# and halves of characters, which cannot be printed.
+_UNSEEN = dict.fromkeys(
+    [
+        *(*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000)),
+        *(0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)),
+    ],
+    "?",
+)
 
 
 @contextmanager
@@ -31,6 +40,12 @@ def decoding(where: str) -> Iterator[None]:
         yield
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise DamageError(f"{where}: not as it was written: {error}") from error
+
+
+def on_a_screen(text: str) -> str:
+    """The same, without what would change the screen it is shown on: a store, a log or another
+    machine may have put that there."""
+    return text.translate(_UNSEEN)
 
 
 def from_json(text: str | bytes) -> Any:
@@ -57,6 +72,14 @@ def a_text(plain: Any) -> str:
     if not isinstance(plain, str):
         raise ValueError(f"expected a text, found {plain!r:.40}")
     return plain
+
+
+def a_name(plain: Any) -> str:
+    """A text that can be shown as it is."""
+    name = a_text(plain)
+    if on_a_screen(name) != name or "\n" in name:
+        raise ValueError(f"expected a name, found {name!r:.80}")
+    return name
 
 
 def a_count(plain: Any, least: int = 0) -> int:
@@ -86,7 +109,7 @@ def number_to_json(value: float) -> float | str:
 
 def a_file_name(plain: Any) -> str:
     """Of a file in the checkpoint's own directory, and in no other."""
-    name = a_text(plain)
+    name = a_name(plain)
     if not name or "/" in name or "\\" in name or name in (".", "..") or "\0" in name:
         raise ValueError(f"expected a file's name, found {name!r:.80}")
     return name

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # In the environment of a rank: where its agent listens; that it takes a lost rank's place; its run,
-# which is the same after a restart.
+# which is the same after a restart; the option `prebuild`.
+PREBUILD = "KEEPSTEP_PREBUILD"
 AGENT_SOCKET = "KEEPSTEP_AGENT_SOCKET"
 REJOIN = "KEEPSTEP_REJOIN"
 RUN = "KEEPSTEP_RUN"
+DEFAULT_ROLE = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Launch:
     argv: the script and its own arguments, from which the job's name is derived when `job` is None.
     ranks: how many on this node.
     max_restarts: of the whole job.
-    role: stands in front of the ranks' output.
+    role: stands in front of the ranks' output where it is shown besides; DEFAULT_ROLE: "rank".
     master_addr, master_port: where the ranks of one node meet; port 0 is any free one.
     log_dir, redirects, tee: as torchrun's, the latter two `0`, `3` or `0:1,1:2`.
     shown_ranks: whose output is shown; None means all.
@@ -56,7 +58,7 @@ class Launch:
     argv: tuple[str, ...]
     ranks: int
     max_restarts: int = 100
-    role: str = "default"
+    role: str = DEFAULT_ROLE
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     log_dir: str | None = None
@@ -105,12 +107,13 @@ class ErrorReport:
     """What a rank leaves behind when its program fails. `message` is the error's type and message,
     `place` where in the program it was raised, `path` the file that says more; all empty when it
     left nothing. `is_refusal`: it is an error of keepstep's that lasts until a person changes
-    something."""
+    something; `is_stop`: one with which the job is to end, for a person to decide."""
 
     message: str = ""
     place: str = ""
     path: str = ""
     is_refusal: bool = False
+    is_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from itertools import accumulate
 from typing import Annotated
 
 from keepstep.errors import ConfigError
-from keepstep.model.bounds import MAX_WORLD_SIZE, Count, Length, Port, Range, Rank, Text
+from keepstep.model.bounds import MAX_WORLD_SIZE, Count, HostName, Port, Range, Rank, Text
 from keepstep.model.topology import Topology, topology
 
 # the node whose keeper leads the vote and the commit; with a new mesh whoever is node 0 then
@@ -32,7 +32,7 @@ class Member:
     """One node. `incarnation` is its keeper's life: a later one supersedes an earlier."""
 
     node: Rank
-    host: Annotated[str, Length(255)]
+    host: HostName
     port: Port
     incarnation: Count
     ranks: Annotated[int, Range(0, MAX_RANKS_A_NODE)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from keepstep.model.failure import Cause, Failure, Finding
+from keepstep.model.parts import PartPolicy
 from keepstep.model.signals import FAULTS, signal_words
 from keepstep.model.units import S_NS, first_line
 
@@ -16,13 +17,15 @@ END_WITHIN_NS = 10 * S_NS
 class Exit:
     """`code` as subprocess tells it: 0 ended well, n exit code, -n killed by signal n. `message`:
     from the rank's error file, or why it was killed. `failure`: what is known of it besides.
-    `is_refusal`: keepstep refused it, until a person changes something."""
+    `is_refusal`: keepstep refused it, until a person changes something; `is_stop`: the job is to
+    end, for a person to decide."""
 
     rank: int
     code: int
     message: str = ""
     failure: Failure | None = None
     is_refusal: bool = False
+    is_stop: bool = False
 
     @property
     def blamed(self) -> Failure:
@@ -113,6 +116,15 @@ class AttemptWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveWanted:
+    """A spare is to take this node's place, although nothing has failed."""
+
+    why: str
+    at_ns: int
+    completed_step: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class RegroupLate:
     """These were to stay in their process, or to take a place among those who do, and have not in
     time; `within_ns` 0: and never will."""
@@ -120,6 +132,18 @@ class RegroupLate:
     ranks: tuple[int, ...]
     within_ns: int
     at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartSick:
+    """A part of this node's machine is, and that is worth more than a word. `expendable`: memory
+    can do without this node. `completed_step`: the newest that its ranks have told of."""
+
+    why: str
+    at_ns: int
+    policy: PartPolicy
+    expendable: bool = False
+    completed_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +190,13 @@ Event = (
     | SignalReceived
     | TimeUp
     | AttemptWanted
+    | LeaveWanted
     | RegroupLate
     | Stopped
     | AllEndedWell
     | RestoreRefused
     | MeetingLost
+    | PartSick
 )
 
 

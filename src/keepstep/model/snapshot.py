@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from keepstep.model.bounds import Count, StepNumber
+from keepstep.model.shares import Share
 
 
 class SlotState(IntEnum):
@@ -51,16 +52,22 @@ class Stamp(NamedTuple):
 
 
 class SlotView(NamedTuple):
-    """A slot as the chooser sees it."""
+    """A slot as the chooser sees it, and as its rank's page tells of it. `share`: see `Share`; None
+    when the snapshot has nothing to do with other ranks. `digest`: of what other ranks' snapshots
+    of that stamp hold, too (core/detection/replicas.py); 0 where none was taken."""
 
     state: SlotState
     stamp: Stamp
     pinned: bool = False
+    share: Share | None = None
+    digest: int = 0
 
 
 class SlotHeader(NamedTuple):
     """A slot's first page. `sequence` grows with every change, so a reader knows whether it moved
-    meanwhile."""
+    meanwhile. `lacking`: a bitmap of the payload blocks that are not in this file, whatever its
+    state; the table has the checksums of those, too. `replica_group`, `digest`: as in `RankStatus`
+    and `SlotView`."""
 
     state: SlotState
     sequence: int
@@ -78,6 +85,10 @@ class SlotHeader(NamedTuple):
     manifest_checksum: int
     sealed_wall_ns: int
     loss: float
+    share: Share | None = None
+    lacking: bytes = b""
+    replica_group: int = 0
+    digest: int = 0
 
 
 class RankStatus(NamedTuple):
@@ -86,8 +97,10 @@ class RankStatus(NamedTuple):
     `decided_step` is the newest step for which the rank chose to capture or to skip: what it does
     not hold by then, it will never hold. `collective` counts the collectives it has entered, while
     its groups are keepstep's. `span_steps`: how many steps a capture takes
-    (core/resume/cadence.py). Steps are -1 before the first one. Times are CLOCK_MONOTONIC
-    nanoseconds.
+    (core/resume/cadence.py). `share_plan`: by which ranks share snapshots, as far as this one knows
+    (core/redundancy/shares.py); 0: none. `kept_bytes`: what its newest snapshot takes in its own
+    slot. `replica_group` is equal for ranks whose digests may be compared, 0 for none. Steps are -1
+    before the first one. Times are CLOCK_MONOTONIC nanoseconds.
     """
 
     rank: int
@@ -113,3 +126,6 @@ class RankStatus(NamedTuple):
     slots: tuple[SlotView, ...]
     collective: int = 0
     span_steps: int = 1
+    share_plan: int = 0
+    kept_bytes: int = 0
+    replica_group: int = 0

@@ -43,8 +43,11 @@ def left_at(name: CheckpointName, timelines: Set[Timeline]) -> int | None:
     return min(steps, default=None)
 
 
-def history(published: Iterable[P]) -> tuple[list[P], dict[CheckpointName, str]]:
-    """Those that count, one a step and newest first; and of all others why they do not."""
+def history(
+    published: Iterable[P], doubted: Set[CheckpointName] = frozenset()
+) -> tuple[list[P], dict[CheckpointName, str]]:
+    """Those that count, one a step and newest first; and of all others why they do not. `doubted`:
+    do not count themselves; what they tell of the job's way does."""
     newest_first = sorted(published, key=lambda each: each.name, reverse=True)
     timelines = timelines_of(newest_first)
     counting: dict[int, P] = {}
@@ -54,6 +57,8 @@ def history(published: Iterable[P]) -> tuple[list[P], dict[CheckpointName, str]]
         step = left_at(name, timelines)
         if step is not None:
             others[name] = f"the job went on from step {step}, before it"
+        elif name in doubted:
+            others[name] = "its numbers are in doubt"
         elif name.step in counting:
             others[name] = f"step {name.step} was written again"
         else:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 MS_NS = 1_000_000
 S_NS = 1_000_000_000
 PAGE_BYTES = 4096
+SHOWN_NAMES = 5  # in a sentence
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -18,6 +21,11 @@ def round_up(value: int, multiple: int) -> int:
 def counted(count: int, noun: str) -> str:
     """`1 step`, `2 steps`: a count for a sentence."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def every(count: int, noun: str) -> str:
+    """`the only rank`, `all 2 ranks`: whoever there is, for a sentence."""
+    return f"the only {noun}" if count == 1 else f"all {count} {noun}s"
 
 
 def first_line(message: str) -> str:
@@ -42,3 +50,9 @@ def human_ns(duration_ns: int) -> str:
     if duration_ns >= MS_NS:
         return f"{duration_ns / MS_NS:.1f} ms"
     return f"{duration_ns / 1000:.0f} us"
+
+
+def first_names(names: Sequence[str]) -> str:
+    """For a sentence: the first ones, and how many more there are."""
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 MAX_BLOCK_BYTES = 64 * MIB
 MAX_AT_DOOR = 64  # connections to a keeper whose other side has not proven itself yet
+MAX_STREAMS = 16  # of a link, for the blocks of one direction
+MAX_ADDRESSES = 16  # of a node, on as many interfaces
+
+Address = tuple[str, int]
 
 
 class Part(IntEnum):
@@ -78,7 +82,8 @@ class Identity:
 class Dial:
     """What a connection is for, chosen by the side that dials: the link it belongs to (a number
     that grows with every link the dialer makes), which of its channels it is (0 carries messages,
-    the others blocks), and whether the link has been open before."""
+    1, 3, 5 ... blocks of the side that dials, 2, 4, 6 ... those of the other one), and whether the
+    link has been open before."""
 
     link: int
     channel: int
@@ -121,8 +126,9 @@ class BlockHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A connection to `node` at this moment: the bytes that it has taken and the other kernel has
-    not acknowledged, and the shortest round trip it has seen."""
+    """What goes to `node` at this moment: the bytes that the kernel has taken and the other one has
+    not acknowledged, and the shortest round trip it has seen. Of a connection, or of all that carry
+    a link's blocks."""
 
     node: int
     queued_bytes: int

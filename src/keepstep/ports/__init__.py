@@ -11,7 +11,15 @@ for it has returned.
 
 from __future__ import annotations
 
-from keepstep.ports.agent import KV, MeetingPlaces, NodeProvider, OpenKV, Probes, RankProcesses
+from keepstep.ports.agent import (
+    KV,
+    MeetingPlaces,
+    NodeProvider,
+    OpenKV,
+    PartProber,
+    Probes,
+    RankProcesses,
+)
 from keepstep.ports.boxes import (
     Agents,
     Box,
@@ -37,7 +45,7 @@ from keepstep.ports.persister import (
     CheckpointStore,
     StoredCheckpoint,
 )
-from keepstep.ports.rank import Gathered, Groups, LiveState, StateCopy
+from keepstep.ports.rank import Gathered, Groups, LiveState, StateCopy, StepNumbers
 
 __all__ = [
     "KV",
@@ -66,6 +74,7 @@ __all__ = [
     "NodeProvider",
     "OpenKV",
     "OpenLinks",
+    "PartProber",
     "Persisters",
     "Probes",
     "RankProcesses",
@@ -73,6 +82,7 @@ __all__ = [
     "Region",
     "ServeBoxes",
     "StateCopy",
+    "StepNumbers",
     "StoredCheckpoint",
     "Timer",
     "Timers",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from keepstep.model.diagnosis import GroupSample, ProcessSample, Stack
 from keepstep.model.launch import RankAssignment, RankEnd
 from keepstep.model.lost import LostNode
+from keepstep.model.step_work import FixedWork, Hindrance
 
 if TYPE_CHECKING:  # a format laid over a Memory, which these ports only hand on
     pass
@@ -17,16 +18,16 @@ from keepstep.ports.machine import Timer
 class KV(Protocol):
     """A small memory that all nodes of a job share; its clients never block.
 
-    `swap` is all that writes, and it writes at one instant for everybody: seats and verdicts are
+    Swaps are all that writes, and they write at one instant for everybody: seats and verdicts are
     swapped against nothing, so that the first writer wins; who leads is swapped against what was
     read. No value is empty. A stranger's value that is no UTF-8 is read with surrogates for what is
     none, and can be swapped out. Nobody writes a value, in one key, that was there before: a client
     that gets no answer asks again, so a swap may take effect late, also after its asker has died,
     and does no harm.
 
-    What is asked by `swap` and `read` takes effect, and is answered, in the order in which it was
-    asked. A `wait` stands beside that order, and so does its answer. What passes (a restart, an
-    election) is waited out, and meanwhile nothing is answered.
+    What is asked by `swap`, `swap_while` and `read` takes effect, and is answered, in the order in
+    which it was asked. A `wait` stands beside that order, and so does its answer. What passes (a
+    restart, an election) is waited out, and meanwhile nothing is answered.
 
     When the memory is gone for good, the client says so once, by the `lost` it was opened with, as
     soon as it asks or waits. After that, and after `close`, it answers nothing any more: questions
@@ -44,6 +45,17 @@ class KV(Protocol):
     ) -> None:
         """Write `value` if `expected` is there (None: nothing is). `then` hears what is there now:
         `value` if that was so, else what was found (None: nothing)."""
+
+    def swap_while(
+        self,
+        guard: tuple[str, str],
+        key: str,
+        expected: str | None,
+        value: str,
+        then: Callable[[str | None], None],
+    ) -> None:
+        """The same, if `guard` still holds: a key and what is there. An etcd looks at it in the
+        very instant in which it writes `value`; a TCPStore, without transactions, just before."""
 
     def read(self, keys: Sequence[str], then: Callable[[list[str | None]], None]) -> None:
         """`then` hears what is there, in the order of `keys`, each as of some instant after the
@@ -155,6 +167,14 @@ class Probes(Protocol):
     def machine_oom_kills(self) -> int | None:
         """The same, of the whole machine."""
 
+    def hindrance(self, pid: int) -> Callable[[], Hindrance]:
+        """Found while the process lives: what has kept processes from running where it lives,
+        whenever that is asked."""
+
+    def fixed_work(self, pids: Mapping[int, int], within_ns: int) -> dict[int, FixedWork]:
+        """The same work on each rank's processors; empty where it could not be measured. Takes
+        long."""
+
     def stacks(self, pids: Mapping[int, int], within_ns: int) -> dict[int, Stack]:
         """By rank. Takes long."""
 
@@ -162,9 +182,25 @@ class Probes(Protocol):
         """Where they are now. Raises OSError. Takes long."""
 
 
+class PartProber(Protocol):
+    """A process that runs this node's probes of parts, which may hang, die or be killed."""
+
+    @property
+    def pid(self) -> int | None:
+        """None while there is none."""
+
+    def start(self, heard: Callable[[bytes], None], ended: Callable[[str], None]) -> None:
+        """Start one, in place of the one before: `heard` hears each line that it says
+        (`model/parts.py`, `ProbeAnswer`), `ended` why it says no more, unless it was stopped.
+        Raises OSError."""
+
+    def stop(self) -> int | None:
+        """End it; nothing where there is none."""
+
+
 class NodeProvider(Protocol):
     """Who can give a machine in place of a lost one. `edge/os/provider.py` asks the platform by a
-    command."""
+    command, `edge/kubernetes/` its API."""
 
     def replace(self, lost: LostNode, then: Callable[[str], None]) -> None:
         """Ask for it, without waiting; `then` hears, from any thread, what became of that. The

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from keepstep.model.checkpoint import StoreListing
+from keepstep.model.links import LinkCount
 from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.wire import Span
 
@@ -26,7 +27,9 @@ class Receiver(Protocol):
         """Arrives once, in the order in which it was sent."""
 
     def place(self, node: int, span: Span) -> memoryview | None:
-        """Where these bytes go; None: nobody wants them."""
+        """Where these bytes go; None: nobody wants them. Several blocks of a node may come at a
+        time, but the same bytes once: they are asked for again when they came damaged, or broke
+        off."""
 
     def block(self, node: int, span: Span, checksum: int) -> None:
         """They are there, and that is their checksum."""
@@ -75,6 +78,14 @@ class Links(Protocol):
         `source` stays as it is until `done` was called."""
 
     def is_open(self, node: int) -> bool: ...
+
+    def sent_counts(self) -> dict[tuple[int, int], LinkCount]:
+        """By node and stream: what the connections that carry blocks have sent, each since it
+        began. Nothing where nobody counts."""
+
+    def damaged(self) -> dict[int, int]:
+        """By node: how much of what came from there was not as it was sent, since this keeper
+        began."""
 
     def counts(self) -> dict[str, int]:
         """What has crossed and what was refused, by name: for people."""
@@ -126,6 +137,10 @@ class Checkpoints(Protocol):
     def begin_run(self) -> str | None:
         """Begin another run, so that the checkpoints there are kept and not taken any more: where;
         None when the newest run has none. Raises StoreError."""
+
+    def doubt(self, first: int, before_epoch: int) -> Sequence[str]:
+        """From now on checkpoints of step `first` and of later ones do not count, where an epoch
+        before that one computed them: the directories of those there are. Raises as `look`."""
 
     def look(self) -> StoreListing:
         """What there is. Raises StoreError when the list cannot be read, ConfigError when it is

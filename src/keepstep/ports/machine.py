@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -53,8 +53,17 @@ class Region(Protocol):
     view: memoryview
     address: int  # of the first byte; 0 where there is none to give to native code
 
-    def prefault(self) -> None:
-        """Touch every page now: a first touch later costs twenty times the copy."""
+    def prefault(self, at: int = 0, nbytes: int | None = None) -> None:
+        """Touch every page of a stretch now, or all: a first touch later costs twenty times the
+        copy."""
+
+    def punch(self, at: int, nbytes: int) -> None:
+        """Give up the memory of a stretch: it reads as zeros from now on. Whole pages only; what
+        else it touches is zeroed, and stays. Nothing is to be written there any more: there might
+        be no memory for it."""
+
+    def has_holes(self) -> bool:
+        """Whether some of the file's memory was given up."""
 
     def lock(self, exclusive: bool) -> bool:
         """Try to lock the file for this mapping of it, shared or exclusively; False when others
@@ -65,6 +74,12 @@ class Region(Protocol):
     def put(self, at: int, data: bytes) -> None:
         """Write a page. Who reads meanwhile may find a part of it, and so may everybody when the
         writer dies meanwhile."""
+
+    def gather(self, at: int, ranges: int, count: int) -> int:
+        """Write what lies at `count` places of this process's memory, one behind the other, from
+        `at` on. `ranges`: the address of so many `struct iovec`. Returns how many bytes were
+        written: fewer where some of the places cannot be read. Raises OSError, EFAULT when none of
+        them can."""
 
     def is_there(self) -> bool:
         """Whether `path` still leads to this file."""
@@ -94,6 +109,12 @@ class Memory(Protocol):
     def ensure(self, path: Path, nbytes: int) -> Region:
         """What is there; else as `create`. All who do this at once get the same file."""
 
+    def join(self, pieces: Sequence[tuple[Region, int, int]]) -> Region:
+        """A map of stretches (offset, bytes) of these regions, one behind the other, to read from;
+        `path` is the first one's. All begin and end between pages, but for the last end. It cannot
+        be locked, and shows what is written there until it is closed. Where nothing maps, it is a
+        copy."""
+
     def names(self, directory: Path) -> list[str]:
         """What is in it, in order; nothing when it is not there, vanishes meanwhile, or is somebody
         else's."""
@@ -106,7 +127,7 @@ class Memory(Protocol):
         """A file, or a directory with all that is in it; nothing happens when it is not there."""
 
     def size(self, path: Path) -> int:
-        """Of a file, in bytes; 0 when there is none."""
+        """Of a file, in bytes, without what it has given up; 0 when there is none."""
 
     def free_bytes(self, directory: Path) -> int:
         """What could still be created there."""

@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from keepstep.model.device import DeviceAnswer
 from keepstep.model.layout import Layout
 from keepstep.model.messages.agent_rank import RegroupAt
+from keepstep.model.numbers import BatchPlace, NotFinite, Sight, Sign
+from keepstep.model.replicas import Replicas
 from keepstep.model.snapshot import SlotHeader
 
 if TYPE_CHECKING:  # a format laid over a Memory, which these ports only hand on
@@ -41,7 +44,7 @@ class StateCopy(Protocol):
     @property
     def sums(self) -> Mapping[int, int]:
         """Checksums of payload blocks that `copy_still` has taken as it wrote them, by their
-        number; of the others nothing is known."""
+        number, and of all that it was not to write; of the others nothing is known."""
 
     @property
     def copy_ns(self) -> int:
@@ -58,9 +61,21 @@ class StateCopy(Protocol):
         """In the background, after `copy_still`: over when all that the trainer had begun by then
         is over, so that what it changed is known."""
 
-    def fence(self) -> None:
-        """On the trainer's thread, before an update: return when it may overwrite the state. The
-        trainer has `passed` then."""
+    def not_finite(self) -> NotFinite:
+        """In the background, after `settle`: tensors of which the copy holds NaN or infinity, and
+        is not known to be meant to."""
+
+    def fence(self, update: object = None) -> bool:
+        """On the trainer's thread, before an update: return when it may overwrite what it does.
+        `update`: which optimizer's; None: any. Whether the trainer has `passed` then; False: other
+        optimizers' updates have to wait as well."""
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether a device waits for it, and not the trainer."""
+
+    def waited_ns(self) -> int | None:
+        """How long the device has waited for this copy; None while that is not known."""
 
     def passed(self) -> None:
         """The trainer is between two operations, and what was to stand still until then still
@@ -79,7 +94,18 @@ class LiveState(Protocol):
 
     def gather(self) -> Gathered: ...
 
-    def copy(self, gathered: Gathered, slot: Slot) -> StateCopy: ...
+    def copy(
+        self, gathered: Gathered, slot: Slot, lacking: frozenset[int] = frozenset()
+    ) -> StateCopy:
+        """`lacking`: some of the `still_blocks`. They are not written: other ranks keep them, and
+        their checksums are taken where they lie, with zeros between the tensors."""
+
+    def still_blocks(self, gathered: Gathered, block_bytes: int) -> frozenset[int]:
+        """The numbers of whole blocks of the payload in which nothing has bytes but what
+        `copy_still` copies, and can hash where it lies."""
+
+    def replicas(self, gathered: Gathered) -> Replicas | None:
+        """Which of these tensors other ranks have, too, or may have; None when none."""
 
     def copy_eagerly(self, names: Sequence[str]) -> None:
         """From now on these tensors are among those that `copy_moving` copies."""
@@ -87,6 +113,10 @@ class LiveState(Protocol):
     def coming_bytes(self) -> tuple[int, int, str]:
         """Of the first snapshots: payload and manifest bytes, with what the first steps will add;
         and a remark when that is not known, else an empty text."""
+
+    def restoring_bytes(self) -> int:
+        """How much memory besides the slots a restore into this process takes, while it lasts: of
+        what has no place in the live state to be written to."""
 
     def pin(self, slot: Slot) -> str | None:
         """Prepare a slot's memory for copies from a device, until the slot is closed. None when
@@ -149,6 +179,26 @@ class Groups(Protocol):
         """From now on somebody says who is lost: an error of the transport waits for that, instead
         of being raised in the program."""
 
+    @property
+    def has_device(self) -> bool:
+        """Whether collectives are queued on a device: it has to be free of a lost peer's before
+        anything else is ordered there."""
+
+    def mark(self) -> object:
+        """This moment, between two collectives: everything that was queued by now comes before
+        what the trainer orders next."""
+
+    def stands(self, mark: object) -> bool:
+        """Whether what was computed by then counts: no peer was lost since the groups were built,
+        or every collective that was queued by then had ended before. From any thread."""
+
+    def abort(self, within_ns: int) -> list[str]:
+        """Abort every communicator, all at once, after a peer was lost. Returns when that is over,
+        or that time: which ones could not be aborted, in words. Takes long."""
+
+    def look_at_device(self, within_ns: int) -> DeviceAnswer:
+        """Wait until the device has nothing to do. Takes long."""
+
     def rebuild(self, place: RegroupAt, then: Callable[[str | None], None]) -> None:
         """Build every group anew over the store at `place`; `then` hears None, or why that failed.
         It hears nothing any more when a peer is lost meanwhile."""
@@ -165,3 +215,46 @@ class Groups(Protocol):
 
     def close(self) -> None:
         """Nobody says who is lost any more."""
+
+
+class StepNumbers(Protocol):
+    """The numbers of this rank's steps. `edge/torch/numbers/guard.py` looks at PyTorch's. Called on
+    the trainer's thread."""
+
+    @property
+    def can_agree(self) -> bool:
+        """Whether all ranks of the job have a process group together."""
+
+    def begin(self, is_watched: bool) -> None:
+        """A step's body begins. `is_watched`: every module is looked at."""
+
+    def drop(self) -> None:
+        """Forget what was seen of the present body, and look no more."""
+
+    def end(self, loss: object) -> tuple[Sign, ...]:
+        """The body is over: why this rank thinks that something is wrong."""
+
+    def accept(self) -> None:
+        """The step that is over counts: its norm and loss are among those that others are measured
+        by."""
+
+    def sight(self, bad_in_snapshot: Sequence[str], has_spread: bool) -> Sight:
+        """The evidence, without whose it is. `bad_in_snapshot`: tensors of the state that were
+        copied and are not finite. `has_spread`: updates that nobody looked at have been made of
+        them, and the live state says nothing."""
+
+    def bad_state(self) -> NotFinite:
+        """What of parameters and optimizer state is not finite now, and not known to be meant."""
+
+    def learn(self) -> None:
+        """The state as it is now is meant: what of it is not finite is no news from now on."""
+
+    def hand_over_batches(self, role: int) -> None:
+        """The next body here takes the batches that rank `role` took in this one. All ranks call
+        it."""
+
+    def places(self) -> tuple[BatchPlace, ...]:
+        """Of the batches that the present body has taken."""
+
+    def skip(self, places: Sequence[BatchPlace]) -> None:
+        """Whatever is restored, these are left out from now on."""

@@ -26,14 +26,16 @@ from keepstep.ports import (
 
 @dataclass(frozen=True, slots=True)
 class KeeperWorld:
-    """`wake`, from any thread: have the loop call `KeeperRun.hear_peers` soon. `pid` and `uid` are
-    the keeper's own."""
+    """`aside`: for what may never come back, as a store on a dead mount does not: it keeps neither
+    the workers from other work nor the process from its end. `wake`, from any thread: have the loop
+    call `KeeperRun.hear_peers` soon. `pid` and `uid` are the keeper's own."""
 
     clock: Clock
     timers: Timers
     memory: Memory
     journal: Journal
     workers: Executor
+    aside: Executor
     serve_boxes: ServeBoxes
     open_links: OpenLinks
     wake: Callable[[], None]

@@ -278,7 +278,7 @@ class KeeperCluster:
     def _wait_room(self, rank: ClusterRank, step: int) -> None:
         def has_room() -> bool:
             self.hear()
-            return rank.has_room(step)
+            return rank.has_room()
 
         wait_for(has_room, lambda: f"room for step {step} of rank {rank.rank}; {self.story()}")
 

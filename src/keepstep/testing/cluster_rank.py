@@ -172,13 +172,13 @@ class ClusterRank:
         self.page.publish(slots=tuple(self.views), **changes)
         self.box.poke(PageChanged(self.rank))
 
-    def has_room(self, step: int) -> bool:
-        """Whether a snapshot of that step would find a slot now."""
-        return not isinstance(self._choose(step), Skip)
+    def has_room(self) -> bool:
+        """Whether a snapshot would find a slot now."""
+        return not isinstance(self._choose(), Skip)
 
-    def _choose(self, step: int) -> Take | Skip:
+    def _choose(self) -> Take | Skip:
         assert self.epoch is not None
-        while len(self.slots) < 2:
+        while len(self.slots) < (self.settings.slots or 2):
             self.slots.append(
                 Slot.create(
                     MEMORY,
@@ -188,21 +188,22 @@ class ClusterRank:
                 )
             )
             self.views.append(EMPTY)
-        committed, is_hopeless, _ = self.outlook.look(self.epoch)
+        seen = self.outlook.look(self.epoch)
         views = [
             v
             if v.state is SlotState.EMPTY or self._is_free(i)
             else SlotView(v.state, v.stamp, True)
             for i, v in enumerate(self.views)
         ]
-        return choose(step, views, committed, is_hopeless)
+        released = seen.released if self.settings.slots == 1 else None
+        return choose(views, seen.horizon, seen.is_hopeless, released)
 
     def step(self, step: int) -> bool:
         """Compute a step and capture it; False when it is skipped."""
         assert self.epoch is not None
         self.completed = step
         self.page.publish(completed_step=step, step=step)
-        decision = self._choose(step)
+        decision = self._choose()
         if isinstance(decision, Skip):
             self.publish(decided_step=step)
             return False

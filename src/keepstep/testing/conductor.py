@@ -74,6 +74,10 @@ class Drill:
     measures: bool = False  # when each phase of each rank begins
     # the job does so many steps, and `steps` is its schedule's length alone
     stop_step: int | None = None
+    # what the job does about replicas that differ
+    on_difference: str = "rollback"
+    digest_every_steps: int = 1
+    buddy_every_steps: int = 0  # 0: nobody's gradient is computed twice
 
     @property
     def world_size(self) -> int:
@@ -89,6 +93,7 @@ class Drill:
             self.stop_step,
             self.seed,
             self.width,
+            self.buddy_every_steps,
             version("torch"),
             Path(__file__).with_name("job.py").read_text(),
         ]
@@ -321,6 +326,8 @@ class _DrillRun:
             # no step waits for a store that is rough on purpose
             persist_s = drill.persist_s if self.rough is None else 0.0
             words += ["--persist-every", drill.persist_every, "--persist-s", persist_s]
+        if drill.buddy_every_steps:
+            words += ["--buddy-every", drill.buddy_every_steps]
         if self.soak is not None or drill.stop_step is not None:
             words += ["--until", self.until]
         options += ["--nproc-per-node", str(drill.nproc), "--max-restarts", str(self.deadly + 3)]
@@ -338,6 +345,9 @@ class _DrillRun:
             grace_s=GRACE_S,
             redundancy=self.drill.policy,
             link_dead_s=LINK_DEAD_S,
+            on_difference=self.drill.on_difference,
+            wrong_numbers="skip",
+            digest_every_steps=self.drill.digest_every_steps,
         )
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("KEEPSTEP_")}
         # torchrun keeps one store over its restarts, where ranks find addresses of the dead

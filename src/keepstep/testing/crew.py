@@ -27,6 +27,7 @@ from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.testing.etcd import Members
 from keepstep.testing.lab import Lab
+from keepstep.testing.network import LinkShape
 
 REPLACE_S = 0.3  # how long a lost node stays away
 
@@ -194,6 +195,12 @@ class Several:
         for node in nodes:
             if node not in self._due_s:
                 self._lab.network.set_link(node, up)
+
+    def shape_links(self, nodes: Sequence[int], shape: LinkShape | None) -> None:
+        """The same of how fast they are; None: as at first."""
+        for node in nodes:
+            if node not in self._due_s:
+                self._lab.network.shape(node, shape)
 
     def set_etcd(self, up: bool) -> None:
         assert self._etcd is not None

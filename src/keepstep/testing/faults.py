@@ -1,12 +1,14 @@
 """Faults: what a drill does to a job, where and when; as text, as values, drawn from a seed.
 
-Comes in: `kill:rank=1,step=20,phase=capture` or `kill-node:node=1+2,step=20`. Goes out: `Fault`s in
-the order they are to happen. Decides nothing about how a fault is done (injector.py, witness.py) or
-proved (verdict.py). Pure: the generator of random faults takes its seed.
+Comes in: `kill:rank=1,step=20,phase=capture`, `kill-node:node=1+2,step=20` or
+`bitflip:site=weight,rank=1,step=20,bit=30`. Goes out: `Fault`s in the order they are to happen.
+Decides nothing about how a fault is done (injector.py, number_faults.py, witness.py) or proved
+(verdict.py). Pure: the generator of random faults takes its seed.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,12 +16,35 @@ from typing import Any
 
 from keepstep.errors import ConfigError
 
-NODE_KINDS = ("kill-node", "link-down")  # what happens to whole nodes: needs more than one
+# what happens to a node's link and passes: it is away, slow, or loses packets
+LINK_KINDS = ("link-down", "link-slow", "link-loss")
+NODE_KINDS = ("kill-node", *LINK_KINDS)  # what happens to whole nodes: needs more than one
 AGENT_KILL = "agent-kill"  # of `keepstep run`, whose steward starts another one
 ETCD_RESTART = "etcd-restart"  # what happens to the etcd the nodes meet over
 # what happens to the store of checkpoints: connections are refused, answers are late, do not come
 # until it heals, fail now and then
 STORE_KINDS = ("store-refuses", "store-slow", "store-hangs", "store-flaky")
+# what happens to numbers of the training itself, and where it may
+BITFLIP, NAN, SPIKE = NUMBER_KINDS = ("bitflip", "nan", "spike")
+SITES = {
+    BITFLIP: ("weight", "grad", "reduced", "optimizer", "activation", "batch"),
+    NAN: ("batch", "grad", "reduced", "weight", "optimizer", "activation"),
+    SPIKE: ("batch", "grad", "reduced"),
+}  # the first is the default
+# what is seen of each, and a time behind it
+LINK_WORDS = {
+    "link-down": "was down for",
+    "link-slow": "was slow for",
+    "link-loss": "lost packets for",
+}
+HARMED_BITS_PER_S = 20_000_000  # of a link that is slow or loses packets
+# what makes a rank's steps slow, and stays
+SLOW, CPU_QUOTA = SLOWNESS_KINDS = ("slow", "cpu-quota")
+DEFAULT_FACTORS = {SLOW: 1.5, CPU_QUOTA: 0.3}
+# what a part of the machine seems to have, and what keeps its watcher from seeing; stays
+HOT, DISK_SLOW, BLIND = PART_FAULTS = ("hot", "disk-slow", "blind")
+MOST_BIT = 31  # of a 32-bit number
+SPIKE_FACTOR = 1000.0
 KINDS = (
     "kill",
     "stop",
@@ -31,8 +56,13 @@ KINDS = (
     *NODE_KINDS,
     ETCD_RESTART,
     *STORE_KINDS,
+    *NUMBER_KINDS,
+    *SLOWNESS_KINDS,
+    *PART_FAULTS,
 )
-LASTING = ("link-down", ETCD_RESTART, *STORE_KINDS)
+LASTING = (*LINK_KINDS, ETCD_RESTART, *STORE_KINDS)
+# what a fault of numbers may say besides site, rank, step and times
+NUMBER_KEYS: dict[str, tuple[str, ...]] = {BITFLIP: ("bit",), NAN: (), SPIKE: ("factor",)}
 PHASES = ("forward", "backward", "update", "capture", "seal", "persist", "restore")
 # a snapshot is sealed and on its way to other nodes: seen from outside, so only what happens to
 # nodes can wait for it
@@ -56,6 +86,11 @@ class Fault:
     nodes: for what happens to nodes, all at once, by the job's own numbers; the moment is that of
         the first one's first rank.
     for_ms: how long a link, or etcd, stays away; at least how long a store is rough.
+    site: for what happens to numbers, which of them: the batch, an activation, the local gradient
+        (`grad`) or the reduced one, a weight after the update, the optimizer's state after it.
+    bit: of a bitflip, None: drawn. factor: of a spike; of a slow rank's step, in its usual ones; of
+        a quota, in processors.
+    times: in so many executions of that step or a later one, 0: in all of them.
     """
 
     kind: str
@@ -66,11 +101,25 @@ class Fault:
     after_ms: float | None = None
     nodes: tuple[int, ...] = ()
     for_ms: float | None = None
+    site: str = ""
+    bit: int | None = None
+    factor: float | None = None
+    times: int = 1
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it happens to numbers of the training: nobody's process or memory is hurt."""
+        return self.kind in NUMBER_KINDS
+
+    @property
+    def is_slowness(self) -> bool:
+        """Whether a rank's steps take longer from then on, and nothing else happens."""
+        return self.kind in SLOWNESS_KINDS
 
     @property
     def ends_a_rank(self) -> bool:
         """Whether a restart follows."""
-        return self.kind in ("kill", "stop", "flip", "torn", "kill-node") or (
+        return self.kind in ("kill", "stop", "flip", "torn", "kill-node", BITFLIP) or (
             self.kind,
             self.where,
         ) == ("full", "arena")
@@ -81,7 +130,7 @@ class Fault:
         and waits."""
         return (
             self.phase == PROTECT
-            or self.kind in (ETCD_RESTART, *STORE_KINDS)
+            or self.kind in (ETCD_RESTART, *STORE_KINDS, *PART_FAULTS)
             or (self.after_ms is not None and not self.nodes)
         )
 
@@ -95,6 +144,14 @@ class Fault:
         )
 
     def __str__(self) -> str:
+        if self.is_number:
+            bit = "" if self.bit is None else f",bit={self.bit}"
+            factor = "" if self.factor is None else f",factor={self.factor:g}"
+            times = "" if self.times == 1 else f",times={self.times}"
+            where = f"site={self.site},rank={self.rank},step={self.step}"
+            return f"{self.kind}:{where}{bit}{factor}{times}"
+        if self.is_slowness:
+            return f"{self.kind}:rank={self.rank},step={self.step},factor={self.factor:g}"
         whom = f"node={'+'.join(map(str, self.nodes))}" if self.nodes else f"rank={self.rank}"
         where = f",where={self.where}" if self.where else ""
         after = "" if self.after_ms is None else f",after={self.after_ms:g}"
@@ -104,7 +161,9 @@ class Fault:
 
 def parse(text: str) -> Fault:
     """`kind:rank=R,step=S,phase=P[,where=arena|store][,after=MS]`, for nodes
-    `kind:node=N[+N],...`; what lasts has `,for=MS` besides. Raises ConfigError."""
+    `kind:node=N[+N],...`; what lasts has `,for=MS` besides; for numbers
+    `bitflip:site=SITE,rank=R,step=S[,bit=B][,times=N]`; for slow ranks
+    `slow:rank=R,step=S[,factor=F]`. Raises ConfigError."""
     kind, _, rest = text.partition(":")
     if kind not in KINDS:
         raise ConfigError(f"fault {text!r}: expected one of {', '.join(KINDS)}, found {kind!r}")
@@ -117,6 +176,10 @@ def parse(text: str) -> Fault:
         "after",
         *(["for"] if kind in LASTING else []),
     ]
+    if kind in SITES:
+        keys = ["site", "rank", "step", *NUMBER_KEYS[kind], "times"]
+    if kind in SLOWNESS_KINDS:
+        keys = ["rank", "step", "factor"]
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if key not in keys or not equals:
@@ -133,6 +196,10 @@ def parse(text: str) -> Fault:
     ):
         if key not in values:
             raise ConfigError(f"fault {text!r}: expected {key}=, found none")
+    if kind in SITES:
+        return _number_fault(text, kind, values)
+    if kind in SLOWNESS_KINDS:
+        return _slowness(text, kind, values)
     after, lasting = values.get("after"), values.get("for")
     default_phase = {"torn": "seal", "full": "persist"}.get(kind, "forward")
     return _checked(
@@ -150,6 +217,50 @@ def parse(text: str) -> Fault:
             None if lasting is None else float(_number(text, "for", lasting)),
         ),
     )
+
+
+def _number_fault(text: str, kind: str, values: Mapping[str, str]) -> Fault:
+    """What happens to numbers of the training."""
+    site = values.get("site", SITES[kind][0])
+    if site not in SITES[kind]:
+        raise ConfigError(
+            f"fault {text!r}: expected site= one of {', '.join(SITES[kind])}, found {site!r}"
+        )
+    bit = None if "bit" not in values else _number(text, "bit", values["bit"])
+    if bit is not None and bit > MOST_BIT:
+        raise ConfigError(f"fault {text!r}: expected bit= 0 to {MOST_BIT}, found {bit}")
+    factor = None
+    if kind == SPIKE:
+        factor = _factor(text, values.get("factor", f"{SPIKE_FACTOR:g}"))
+    return Fault(
+        kind,
+        _number(text, "rank", values.get("rank", "0")),
+        _number(text, "step", values["step"]),
+        site=site,
+        bit=bit,
+        factor=factor,
+        times=_number(text, "times", values.get("times", "1")),
+    )
+
+
+def _slowness(text: str, kind: str, values: Mapping[str, str]) -> Fault:
+    """What makes a rank's steps slow."""
+    factor = _factor(text, values.get("factor", f"{DEFAULT_FACTORS[kind]:g}"))
+    least = 1.0 if kind == SLOW else 0.0
+    if factor <= least:
+        raise ConfigError(f"fault {text!r}: expected factor= above {least:g}, found {factor:g}")
+    rank = _number(text, "rank", values.get("rank", "0"))
+    return Fault(kind, rank, _number(text, "step", values["step"]), factor=factor)
+
+
+def _factor(text: str, value: str) -> float:
+    try:
+        factor = float(value)
+    except ValueError:
+        factor = math.nan
+    if not math.isfinite(factor):
+        raise ConfigError(f"fault {text!r}: expected factor= a number, found {value!r}")
+    return factor
 
 
 def _number(text: str, key: str, value: str) -> int:

@@ -124,7 +124,8 @@ class Injector:
 
     def _learn(self, faults: Sequence[Fault]) -> None:
         for number, fault in enumerate(faults, self._known):
-            if self._plan.falls_to(fault, self._rank, self._local_rank):
+            is_others = fault.is_number or fault.is_slowness
+            if not is_others and self._plan.falls_to(fault, self._rank, self._local_rank):
                 self._mine[number] = fault
         self._known += len(faults)
 

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from keepstep.edge.os.needs import has_package
 from keepstep.runtime.rank import session
 from keepstep.testing.allowance import Allowance
 from keepstep.testing.injector import FaultPlan, Injector
+from keepstep.testing.number_faults import NumberFaults
+from keepstep.testing.slowness import Slowness
 from keepstep.testing.stopwatch import Stopwatch
 
 EXAMPLES, FEATURES, BATCH = 512, 32, 16
@@ -99,19 +102,32 @@ def _feed(into: Any, value: Any) -> None:
         into.update(f"{type(value).__name__} {value!r} ".encode())
 
 
-def train(args: argparse.Namespace, before_end: Callable[[], None]) -> str:
-    """Run to the end and return this rank's digest. `before_end`: what comes before the last word
-    to the keeper."""
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+def loss_in(model: nn.Module, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return (model(pair[0]) - pair[1]).square().mean()
+
+
+def prepare(args: argparse.Namespace, rank: int) -> tuple[torch.Tensor, nn.Module]:
+    """The data and the bare model, which all ranks have alike, and generators, which each has."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(args.seed)
-    data = torch.randn(EXAMPLES, FEATURES)
-    model: nn.Module = network(args.width)
+    data, model = torch.randn(EXAMPLES, FEATURES), network(args.width)
     random.seed(args.seed + rank)
     if numpy is not None:
         numpy.random.seed(args.seed + rank)
     torch.manual_seed(args.seed + rank)
+    return data, model
+
+
+def train(
+    args: argparse.Namespace,
+    before_end: Callable[[], None],
+    numbers: NumberFaults | None = None,
+) -> str:
+    """Run to the end and return this rank's digest. `before_end`: what comes before the last word
+    to the keeper. `numbers`: what makes some of them wrong."""
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    data, model = prepare(args, rank)
     if world_size > 1:
         keepstep.init_process_group()
         # Rebuilt buckets would add in another order after a restart than before it; with more than
@@ -120,11 +136,15 @@ def train(args: argparse.Namespace, before_end: Callable[[], None]) -> str:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     order = Order(args.seed, rank, world_size)
+    numbers = numbers or NumberFaults()
+    numbers.attach(model, optimizer)
     job = keepstep.protect(
         model=model, optimizer=optimizer, scheduler=schedule, sampler=order, trail=""
     )
     pause_s = args.step_ms / 3000
     allowance = None if args.until is None else Allowance(args.until)
+    every = args.buddy_every
+    loss_of = job.buddy(model, loss_in, every) if every else partial(loss_in, model)
     for step in job.steps(args.steps if allowance is None else sys.maxsize):
         if allowance is not None and not allowance.covers(step):
             break
@@ -135,7 +155,8 @@ def train(args: argparse.Namespace, before_end: Callable[[], None]) -> str:
             batch = data[chosen] * (1 + random.random())
             if numpy is not None:
                 batch += torch.from_numpy(numpy.random.normal(0, 0.01, (BATCH, FEATURES))).float()
-            loss = (model(batch + 0.01 * torch.randn_like(batch)) - data[chosen]).square().mean()
+            batch = numbers.batch(batch + 0.01 * torch.randn_like(batch))
+            loss = loss_of((batch, data[chosen]))
             job.enter("backward")
             optimizer.zero_grad()
             loss.backward()
@@ -187,6 +208,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--persist-s", type=float, default=3.0, help="the longest a step waits for its checkpoint"
     )
     parser.add_argument(
+        "--buddy-every",
+        type=int,
+        default=0,
+        help="have one rank's gradient computed by another one, too, every so many steps",
+    )
+    parser.add_argument(
         "--until",
         type=Path,
         help="train as far as that file allows; --steps is then the schedule's length alone",
@@ -198,6 +225,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     rank = os.environ.get("RANK", "0")
     injector: Injector | None = None
+    numbers: NumberFaults | None = None
     if args.plan:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         plan = FaultPlan.read(args.plan, os.environ)
@@ -205,7 +233,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             session.phase_listeners.append(Stopwatch(plan.phases, plan.job_dir, int(rank)))
         injector = Injector(plan, int(rank), local_rank)
         session.phase_listeners.append(injector)
-    result = train(args, _nothing if injector is None else injector.await_keeper)
+        numbers = NumberFaults(plan, int(rank))
+        session.phase_listeners.append(numbers)
+        session.phase_listeners.append(Slowness(plan, int(rank), args.step_ms))
+    result = train(args, _nothing if injector is None else injector.await_keeper, numbers)
     done, unfinished = args.results / f"rank-{rank}.json", args.results / f"rank-{rank}.new"
     unfinished.write_text(json.dumps({"digest": result}))
     unfinished.rename(done)

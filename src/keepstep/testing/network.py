@@ -34,6 +34,8 @@ SWITCH = "switch"
 BURST_S = 0.002
 LEAST_BURST_BYTES = 128 << 10
 QUEUE_S = 0.02
+# A veth hands over up to 64 KiB in one piece: less room than that and nothing passes at all.
+LOSSY_BURST_BYTES, LOSSY_QUEUE_BYTES = 70_000, 80_000
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 
@@ -46,6 +48,16 @@ class Seat:
     before: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class LinkShape:
+    """What passes a node's link. `loses`: it has next to no queue, so that bursts lose packets.
+    `ways`: what the node sends, what it receives, or both."""
+
+    bits_per_s: int
+    loses: bool = False
+    ways: tuple[str, ...] = ("sends", "receives")
+
+
 class LabNetwork(Protocol):
     """`host`: the lab's own address, reachable from every node."""
 
@@ -54,6 +66,9 @@ class LabNetwork(Protocol):
     def seat(self, node: int) -> Seat: ...
 
     def set_link(self, node: int, up: bool) -> None: ...
+
+    def shape(self, node: int, shape: LinkShape | None) -> None:
+        """Of its link from now on; None: as it was at first."""
 
     def unseat(self, node: int) -> None:
         """Cut the node off. Its processes may still live."""
@@ -168,28 +183,47 @@ class Namespaces:
         )
         _do("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
         if self._rate:
-            self._shape(name, "eth0")
-            self._shape(self._switch, port)
+            for place in ((name, "eth0"), (self._switch, port)):
+                _filter(*place, LinkShape(self._rate))
         _do("ip", "-n", self._switch, "link", "set", port, "master", "bridge", "up")
         _do("ip", "-n", name, "link", "set", "eth0", "up")
         # Not `ip netns exec`: it mounts another /sys, in which a process no longer finds its memory
         # limit.
         return Seat(address, "eth0", ("nsenter", f"--net={NAMESPACES / name}", "--"))
 
-    def _shape(self, namespace: str, device: str) -> None:
-        assert self._rate is not None
-        burst_bytes = max(LEAST_BURST_BYTES, int(self._rate / 8 * BURST_S))
-        queue_bytes = burst_bytes + int(self._rate / 8 * QUEUE_S)
-        tbf = (
-            "tbf",
-            "rate",
-            f"{self._rate}bit",
-            "burst",
-            str(burst_bytes),
-            "limit",
-            str(queue_bytes),
-        )
-        _do("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *tbf)
+    def shape(self, node: int, shape: LinkShape | None) -> None:
+        places = {"sends": (self._name(node), "eth0"), "receives": (self._switch, f"node{node}")}
+        if shape is not None:
+            for way in shape.ways:
+                _filter(*places[way], shape)
+            return
+        for namespace, device in places.values():
+            if self._rate:
+                _filter(namespace, device, LinkShape(self._rate))
+            else:
+                _try("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
+
+    def tie(self, one: int, other: int, bits_per_s: int | None) -> None:
+        """A road of their own between two seated nodes, of that rate: what goes between them takes
+        it from then on, and nothing else does. None: as fast as everything here. A second time its
+        rate changes."""
+        names, used = (self._name(one), self._name(other)), self._addresses.used
+        devices = (f"to{other}", f"to{one}")
+        if not _is_there(names[0], devices[0]):
+            there = ("type", "veth", "peer", "name", devices[1], "netns", names[1])
+            _do("ip", "-n", names[0], "link", "add", "name", devices[0], *there)
+            for name, device, target, source in zip(
+                names, devices, (used[other], used[one]), (used[one], used[other]), strict=True
+            ):
+                _do("ip", "-n", name, "link", "set", device, "up")
+                road = ("dev", device, "src", source)
+                _do("ip", "-n", name, "route", "add", f"{target}/32", *road)
+        rate = bits_per_s or self._rate
+        for name, device in zip(names, devices, strict=True):
+            if rate:
+                _filter(name, device, LinkShape(rate))
+            else:
+                _try("tc", "-n", name, "qdisc", "del", "dev", device, "root")
 
     def set_link(self, node: int, up: bool) -> None:
         _do("ip", "-n", self._switch, "link", "set", f"node{node}", "up" if up else "down")
@@ -224,6 +258,12 @@ class Loopback:
             "loopback addresses"
         )
 
+    def shape(self, node: int, shape: LinkShape | None) -> None:
+        raise ConfigError(
+            f"lab: expected network namespaces to shape the link of node {node}, found loopback "
+            "addresses"
+        )
+
     def unseat(self, node: int) -> None:
         pass
 
@@ -235,6 +275,22 @@ class Loopback:
 
     def close(self) -> None:
         pass
+
+
+def _filter(namespace: str, device: str, shape: LinkShape) -> None:
+    """A token bucket in front of the device, in place of what is there."""
+    rate = shape.bits_per_s
+    burst_bytes = max(LEAST_BURST_BYTES, int(rate / 8 * BURST_S))
+    queue_bytes = burst_bytes + int(rate / 8 * QUEUE_S)
+    if shape.loses:
+        burst_bytes, queue_bytes = LOSSY_BURST_BYTES, LOSSY_QUEUE_BYTES
+    bucket = ("rate", f"{rate}bit", "burst", str(burst_bytes), "limit", str(queue_bytes))
+    _do("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *bucket)
+
+
+def _is_there(namespace: str, device: str) -> bool:
+    words = ("ip", "-n", namespace, "link", "show", "dev", device)
+    return subprocess.run(words, capture_output=True).returncode == 0
 
 
 def is_in(namespace: str, pid: int) -> bool:

@@ -63,7 +63,8 @@ class RoughStore:
         self._rng = random.Random(seed)
         self._lock = threading.Lock()
         self._disk = threading.Lock()
-        self._behaviour: tuple[Behaviour, str] | None = None
+        self._behaviour: tuple[Behaviour, tuple[str, ...]] | None = None
+        self._is_once = False  # the next request ends it
         self._healed = threading.Event()
         self._met: list[tuple[int, str]] = []
         # Bound and never listening: nobody else gets the port while connections are refused.
@@ -107,11 +108,12 @@ class RoughStore:
 
     # -- how it behaves
 
-    def behave(self, how: Behaviour, about: str = "") -> None:
-        """To the requests with `about` in them (a method and a path: `PUT /checkpoints/...`), until
-        it heals; to all connections when it refuses."""
+    def behave(self, how: Behaviour, *about: str, once: bool = False) -> None:
+        """To the requests with all of `about` in them (a method and a path: `PUT
+        /checkpoints/...`), until it heals; to all connections when it refuses. `once`: to the first
+        of them alone, as it is anyway when it stops who asks."""
         with self._lock:
-            self._behaviour = how, about
+            self._behaviour, self._is_once = (how, about), once or how == "stops"
             self._healed.clear()
         if how == "refuses":
             self._deafen()
@@ -140,7 +142,7 @@ class RoughStore:
     def close(self) -> None:
         """Nobody is answered any more."""
         with self._lock:
-            self._behaviour = "refuses", ""
+            self._behaviour = "refuses", ()
             self._healed.set()
         self._deafen()
         self._seat.close()
@@ -160,8 +162,8 @@ class RoughStore:
     def meet(self, pid: int, what: str) -> Fate:
         """Let a request meet with what is wrong; what is to become of it then."""
         with self._lock:
-            how, about = self._behaviour or ("", "")
-            if not how or about not in what:
+            how, about = self._behaviour or ("", ())
+            if not how or not all(part in what for part in about):
                 return "done"
             fate: Fate = "done"
             if how == "flaky" and self._rng.random() < FLAKY_RATIO:
@@ -169,14 +171,14 @@ class RoughStore:
             if how == "flaky" and fate == "done":
                 return fate
             self._met.append((pid, what))
-            if how == "stops":
+            if self._is_once:
                 self._behaviour = None
         if how == "stops":
             os.kill(pid, signal.SIGSTOP)
         if how in ("slow", "hangs"):
             self._healed.wait(SLOW_NS / S_NS if how == "slow" else None)
             with self._lock:  # it was closed meanwhile
-                how = "refuses" if self._behaviour == ("refuses", "") else how
+                how = "refuses" if self._behaviour == ("refuses", ()) else how
         return {"fails": "failed", "refuses": "cut"}.get(how, fate)  # type: ignore[return-value]
 
     def _place(self, path: str) -> Path:

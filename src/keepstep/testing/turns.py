@@ -15,6 +15,7 @@ from keepstep.errors import ConfigError
 from keepstep.testing.faults import (
     AGENT_KILL,
     ETCD_RESTART,
+    LINK_KINDS,
     NODE_KINDS,
     PHASES,
     PROTECT,
@@ -79,7 +80,7 @@ def possible(
     """`kill,stop`: kinds a soak may draw; nothing: all that can be done here. Raises
     ConfigError."""
     impossible = set() if nodes > 1 else set(NODE_KINDS)
-    impossible |= set() if namespaces else {"link-down"}
+    impossible |= set() if namespaces else set(LINK_KINDS)
     impossible |= set() if small_store else {"full"}
     impossible |= set() if etcd else {ETCD_RESTART}
     # one of several agents is their meeting point's host
@@ -119,7 +120,7 @@ def _draw(rng: random.Random, kind: str, shape: Shape) -> Fault:
             after_ms=after_ms,
             nodes=(rng.randrange(shape.nodes),),
         )
-    if kind == "link-down":
+    if kind in LINK_KINDS:
         short, long = (
             (100.0, shape.link_dead_ms / 2),
             (shape.link_dead_ms + 500, shape.link_dead_ms + 2000),

@@ -19,10 +19,22 @@ from keepstep.core.redundancy.survival import out_of_reach
 from keepstep.model.events import Event
 from keepstep.model.topology import Auto, parse_policy, topology
 from keepstep.model.units import S_NS
-from keepstep.testing.faults import AGENT_KILL, ETCD_RESTART, STORE_KINDS, Fault
+from keepstep.testing.faults import (
+    AGENT_KILL,
+    BLIND,
+    ETCD_RESTART,
+    HOT,
+    LINK_KINDS,
+    LINK_WORDS,
+    PART_FAULTS,
+    STORE_KINDS,
+    Fault,
+)
 from keepstep.testing.witness import DrillFacts
 
 DAMAGE = ("damaged", "checkpoint-damaged", "restore-failed", "slot-voided")
+# what says that numbers of a rank are wrong
+WRONG = ("replicas-differ", "gradient-differs", "numbers-judged")
 NO_SPACE = ("No space left", "ENOSPC")
 
 
@@ -58,7 +70,7 @@ def judge(faults: Sequence[Fault], facts: DrillFacts, expected_hash: str | None)
     """The report. `proved` says whether everything asked for is true."""
     seen = [_fault_report(n, f, facts) for n, f in enumerate(faults)]
     found = recoveries(faults, facts)
-    by_flip = {n for n, f in enumerate(faults) if f.kind == "flip"}
+    by_flip = {n for n, f in enumerate(faults) if f.kind == "flip" or f.is_number}
     ordinary = [r for r in found if r.covered and not by_flip.intersection(r.causes)]
     recovered = facts.exit_code == 0 and facts.hash is not None
     bit_equal = recovered and facts.hash == expected_hash
@@ -71,7 +83,8 @@ def judge(faults: Sequence[Fault], facts: DrillFacts, expected_hash: str | None)
         "bit_equal": bit_equal,
         "lost_steps": [r.lost_steps for r in found],
         # A damaged newest snapshot, or one lost with all who held it, costs what lies between it
-        # and the next source; nothing else more than one step.
+        # and the next source, a wrong number the steps until it is found; nothing else more than
+        # one step.
         "within_one_step": all(r.lost_steps <= 1 for r in ordinary),
         "software_failures_fetched_bytes": sum(
             r.fetched_bytes for r in ordinary if not r.lost_nodes
@@ -133,8 +146,8 @@ def _evidence(
     def saw(words: str) -> str:
         return next((s for s in sighted if words in s), "")
 
-    if fault.kind == "link-down":
-        return [saw("was down for")]
+    if fault.kind in LINK_KINDS:
+        return [saw(LINK_WORDS[fault.kind])]
     if fault.kind == ETCD_RESTART:
         return [saw("was away for")]
     if fault.kind in STORE_KINDS:
@@ -162,6 +175,8 @@ def _evidence(
                 e for e in after if e.kind == "persist-failed" and any(w in e.why for w in NO_SPACE)
             )
         ]
+    if fault.is_number or fault.is_slowness or fault.kind in PART_FAULTS:
+        return [_told_of(fault, told["step"], after)]
     death = [
         saw("is gone"),
         "killed by the drill"
@@ -183,6 +198,35 @@ def _evidence(
             ),
         ]
     return death
+
+
+def _tells_of(fault: Fault, event: Event) -> bool:
+    """Whether a node's agent says that of its machine's parts."""
+    if fault.kind == BLIND:
+        return event.kind == "probes-lost"
+    kind = "gpu" if fault.kind == HOT else "disk"
+    return event.kind == "part-sick" and str(event.data.get("part")).startswith(kind)
+
+
+def _told_of(fault: Fault, step: int, after: Sequence[Event]) -> str:
+    """Who names the rank, or the part, of what happened to no process and no memory."""
+    if fault.is_number:
+        return _told_wrong(fault, step, after)
+    if fault.kind in PART_FAULTS:
+        return _say(e for e in after if _tells_of(fault, e))
+    return _say(e for e in after if e.kind == "slow-rank" and e.data.get("rank") == fault.rank)
+
+
+def _told_wrong(fault: Fault, step: int, after: Sequence[Event]) -> str:
+    """Who says that a number was wrong: in that step or the next, of that rank. Whether it was
+    undone, the end state tells."""
+    return _say(
+        event
+        for event in after
+        if event.kind in WRONG
+        and event.data.get("step") in (step, step + 1)
+        and fault.rank in event.data.get("ranks", [event.data.get("rank")])
+    )
 
 
 def _told_dead(pid: int, after: Sequence[Event], log: str) -> str:
@@ -237,10 +281,12 @@ def recoveries(faults: Sequence[Fault], facts: DrillFacts) -> list[Recovery]:
     resumed = [e for e in facts.events if e.kind == "resumed"]
     found = []
     for before, event in pairwise(resumed):
+        # a wrong number ends nobody, or one rank: all go back in either case
         causes = sorted(
             n
             for n, at_ns in began.items()
-            if faults[n].ends_a_rank and before.mono_ns < at_ns < event.mono_ns
+            if (faults[n].ends_a_rank or faults[n].is_number)
+            and before.mono_ns < at_ns < event.mono_ns
         )
         done_ns = next(
             (

@@ -28,10 +28,22 @@ from keepstep.errors import ConfigError, DamageError
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp
 from keepstep.model.units import MS_NS, S_NS, human_ns
+from keepstep.testing import part_faults
 from keepstep.testing.crew import CrewPlace
-from keepstep.testing.faults import AGENT_KILL, ETCD_RESTART, PROTECT, STORE_KINDS, Fault
+from keepstep.testing.faults import (
+    AGENT_KILL,
+    ETCD_RESTART,
+    HARMED_BITS_PER_S,
+    LINK_KINDS,
+    LINK_WORDS,
+    PART_FAULTS,
+    PROTECT,
+    STORE_KINDS,
+    Fault,
+)
 from keepstep.testing.injector import ASKS, kill_agent, kill_keeper, note
 from keepstep.testing.lines import Lines
+from keepstep.testing.network import LinkShape
 from keepstep.testing.processes import is_dead, process_state
 from keepstep.testing.rough_store import BEHAVIOURS, RoughStore, half_checkpoints
 
@@ -86,6 +98,8 @@ class Nodes(Protocol):
     def lose(self, nodes: Sequence[int]) -> list[int]: ...
 
     def set_links(self, nodes: Sequence[int], up: bool) -> None: ...
+
+    def shape_links(self, nodes: Sequence[int], shape: LinkShape | None) -> None: ...
 
     def set_etcd(self, up: bool) -> None: ...
 
@@ -299,12 +313,14 @@ class Witness:
             try:
                 said = self._do(fault, status.pid)
             except ProcessLookupError:
+                yield  # the next life's moment, or a prober that has not been started yet
                 continue
             except OSError as error:
                 note(self._attempts, number, "cannot", why=f"{type(error).__name__}: {error}")
                 return
             note(self._attempts, number, "did", **said)
-            yield from self._follow(number, fault, said)
+            if fault.kind not in PART_FAULTS:
+                yield from self._follow(number, fault, said)
             return
 
     def _do(self, fault: Fault, pid: int) -> dict[str, int]:
@@ -312,6 +328,8 @@ class Witness:
             return {"keeper_pid": kill_keeper(self._job_dir(fault.rank))}
         if fault.kind == AGENT_KILL:
             return {"agent_pid": kill_agent(self._job_dir(fault.rank))}
+        if fault.kind in PART_FAULTS:
+            return part_faults.strike(fault, self.places[self._now[fault.rank][0]].journal)
         os.kill(pid, signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL)
         return {"pid": pid}
 
@@ -381,7 +399,7 @@ class Witness:
             seats=seats,
         )
         try:
-            if fault.kind == "link-down":
+            if fault.kind in LINK_KINDS:
                 yield from self._flap(number, fault, seats)
             else:
                 self._lose(number, fault, seats)
@@ -403,16 +421,24 @@ class Witness:
 
     def _flap(self, number: int, fault: Fault, seats: Sequence[int]) -> Iterator[None]:
         assert self._nodes is not None and fault.for_ms is not None
-        self._nodes.set_links(seats, up=False)
+        self._harm_links(fault, seats)
         note(self._attempts, number, "did")
         began_ns = time.monotonic_ns()
         while time.monotonic_ns() < began_ns + int(fault.for_ms * MS_NS):
             yield
-        self._nodes.set_links(seats, up=True)
-        self._saw(
-            number,
-            f"the link of {_named(fault)} was down for {human_ns(time.monotonic_ns() - began_ns)}",
-        )
+        if fault.kind == "link-down":
+            self._nodes.set_links(seats, up=True)
+        else:
+            self._nodes.shape_links(seats, None)
+        took = human_ns(time.monotonic_ns() - began_ns)
+        self._saw(number, f"the link of {_named(fault)} {LINK_WORDS[fault.kind]} {took}")
+
+    def _harm_links(self, fault: Fault, seats: Sequence[int]) -> None:
+        assert self._nodes is not None
+        if fault.kind == "link-down":
+            self._nodes.set_links(seats, up=False)
+        else:
+            self._nodes.shape_links(seats, LinkShape(HARMED_BITS_PER_S, fault.kind == "link-loss"))
 
     def _restart_etcd(self, number: int, fault: Fault) -> Iterator[None]:
         assert self._nodes is not None and fault.for_ms is not None
@@ -473,6 +499,8 @@ class Witness:
             yield from self._until_gone(number, int(said["keeper_pid"]), "keeper process")
         elif fault.kind == AGENT_KILL:
             yield from self._until_gone(number, int(said["agent_pid"]), "agent process")
+        elif fault.is_number or fault.is_slowness:
+            return  # what becomes of it the journals tell
         elif fault.kind == "full":
             yield from self._follow_full(number, fault, Path(said["filler"]))
         else:

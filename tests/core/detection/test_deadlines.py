@@ -3,7 +3,7 @@ that do not."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 
 import pytest
 from hypothesis import given
@@ -29,6 +29,7 @@ def test_by_default_everything_is_in_order() -> None:
     check(derive())
     check(derive(link_dead_s=10.0))
     assert derive().learns and derive().link_dead_ns == 0
+    assert derive() == Deadlines(), "what is derived from nothing is what the table says"
 
 
 def test_a_stopped_rank_is_named_in_time() -> None:
@@ -49,6 +50,8 @@ def test_on_one_node_any_limit_can_be_set(hang_after_s: float) -> None:
     check(limits)
     assert limits.asleep_ns == limits.busy_ns == int(hang_after_s * S_NS) and not limits.learns
     assert limits.stopped_ns < limits.late_ns < limits.asleep_ns <= limits.grace_asleep_ns
+    times = [value for name, value in asdict(limits).items() if name.endswith("_ns")]
+    assert {type(value) for value in times} == {int}, "whole nanoseconds"
 
 
 @given(st.none() | seconds, links)

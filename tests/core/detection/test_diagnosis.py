@@ -125,6 +125,28 @@ def test_the_sentence_holds_its_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("state", "says"), [("stopped", "stopped by a signal"), ("frozen", "frozen by its cgroup")]
+)
+def test_what_stopped_a_rank_is_told(state: str, says: str) -> None:
+    found = verdict_of(waiting(4, 8, seen(2, 8, state=state, stopped_ns=6 * S_NS)))
+    assert found.why.startswith(f"rank 2 is {says} in step 10: ")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "world_size", "says"),
+    [
+        (4, 4, "all 4 ranks look alike"),
+        (1, 1, "no other rank runs to compare with"),
+        (1, 4, "3 ranks are not heard of"),
+        (4, 8, "4 ranks are not heard of"),
+    ],
+)
+def test_why_nobody_is_named_is_told(ranks: int, world_size: int, says: str) -> None:
+    found = verdict_of([seen(rank, 130) for rank in range(ranks)], world_size)
+    assert found.culprit is None and f"quiet, and {says}" in found.why
+
+
 def test_counts_of_a_pipelines_stages_are_not_compared() -> None:
     """Rank 2 enters 5 collectives a step, the others 10: that it is at a lower number is no sign of
     anything."""

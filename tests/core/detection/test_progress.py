@@ -253,6 +253,7 @@ def test_children_that_compute_or_read_count_as_doing_something() -> None:
         (GroupSample(0, 0), GroupSample(S_NS, 0), False),
         (GroupSample(0, 0), GroupSample(0, MIB), False),
         (GroupSample(S_NS, MIB), GroupSample(0, 0), False),  # a worker has ended
+        (GroupSample(0, MIB - 1), GroupSample(0, MIB), True),  # a byte is next to nothing
     ]:
         ranks = Ranks(1)
         ranks.run(100, "asleep")

@@ -238,6 +238,46 @@ def test_ranks_that_come_back_without_a_witness() -> None:
     assert entered(events).recovered() == (Recovered("unknown", 1100 * MS_NS, 0),)
 
 
+def plain(ms: int, pid: int, epoch: int, **told: Any) -> list[Event]:
+    """A rank that no agent looks after can train 500 ms after it has come."""
+    return [
+        at(ms, "rank-joined", rank=0, pid=pid, **told),
+        at(ms + 500, "resumed", step=9, source="memory", lost_steps=0, epoch=epoch),
+    ]
+
+
+def test_nobody_recovers_while_the_user_is_away() -> None:
+    bye = at(5000, "rank-bye", rank=0, ok=False)
+    left = at(5100, "rank-left", rank=0, pid=1, expected=True)
+    first = [at(0, "keeper-started"), *plain(500, 1, 1), bye, left]
+    now = (WALL_NS + 9000 * MS_NS, (9000 + 3_600_000) * MS_NS, "")
+    assert parts_ms(account(first, now=now)) == {
+        "starting": 1000,
+        "productive": 4000,
+        "recovering": 100,
+        "idle": 3900,
+    }
+    away = [*first, *plain(65_100, 2, 2, goes_on=False), *ends(70_000)]
+    assert parts_ms(account(away)) == {
+        "starting": 1000,
+        "productive": 4000 + 4400,
+        "recovering": 600,
+        "idle": 60_001,
+    }
+    assert entered(away).recovered() == (Recovered("crash", 600 * MS_NS, 0),)
+    restarted = [*first, *plain(65_100, 2, 2, goes_on=True), *ends(70_000)]
+    assert parts_ms(account(restarted))["recovering"] == 60_600
+
+
+def test_a_lost_keeper_does_not_hide_that_the_user_was_away() -> None:
+    left = at(5000, "rank-left", rank=0, pid=1, expected=False)
+    first = [at(0, "keeper-started"), *plain(500, 1, 1), left]
+    keeper = at(64_000, "keeper-started", adopted_slots=3)
+    events = [*first, keeper, *plain(65_000, 2, 2, goes_on=False), *ends(70_000)]
+    found = parts_ms(account(events))
+    assert found["idle"] == 59_001 and found["recovering"] == 1500
+
+
 def test_an_incident_that_ends_the_job_was_not_recovered() -> None:
     events = [
         *starts(),
@@ -278,6 +318,15 @@ def test_the_trainer_waited_as_long_as_the_rank_that_waited_longest_in_all_its_l
     )
     # the same life told twice
     assert account([*first, *rest, again, *ends(9000)]).stalled_ns == (70 + 251) * MS_NS
+
+
+def test_who_waits_for_the_store_is_not_productive() -> None:
+    """A training of 1 s, whose last checkpoint took 7 s: 8 s until the goodbye."""
+    summary = {"stall_ns_per_step": 0, "captured_steps": 20, "waited_ns": 7000 * MS_NS}
+    found = account([*starts(), at(8999, "summary", "rank 1", **summary), *ends(9000)])
+    assert found.stalled_ns == 7000 * MS_NS
+    without = account([*starts(), at(8999, "summary", "rank 1"), *ends(9000)])
+    assert found.productive_ns == without.productive_ns - 7000 * MS_NS
 
 
 def test_a_running_job_is_told_up_to_now_with_what_its_pages_say() -> None:
@@ -435,7 +484,7 @@ DATA = st.fixed_dictionaries(
             ("step", "completed_step", "lost_steps", "captured_steps"), st.integers(-1, 30)
         ),
         **dict.fromkeys(("rank", "pid", "epoch", "code"), st.integers(0, 3)),
-        **dict.fromkeys(("expected", "ok"), st.booleans()),
+        **dict.fromkeys(("expected", "ok", "goes_on"), st.booleans()),
         **dict.fromkeys(("stalled_ns", "stall_ns", "stall_ns_per_step", "duration_ns"), SMALL_NS),
         "kind": st.sampled_from(["hang", "crash", "slow"]),
         "foreign": st.none() | st.text(max_size=3),

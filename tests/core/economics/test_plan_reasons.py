@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,3 +49,15 @@ def test_what_is_refused_is_named_with_its_reason_as_far_as_there_is_room(
     tail = told[len(told) - min(MAX_REFUSED, len(found.refused)) :]
     for line, (name, why) in zip(tail, found.refused.items(), strict=False):
         assert name in line and why in line
+
+
+@pytest.mark.parametrize(
+    ("chosen_s", "says"), [(60.0, "60s"), (90.5, "90.5s"), (300.0, "5m"), (7200.0, "2h")]
+)
+def test_the_interval_is_told_in_a_unit_that_suits_it(chosen_s: float, says: str) -> None:
+    found = plan(PRESETS["p4d-16"])
+    interval = replace(found.chosen.interval, chosen_s=chosen_s)
+    told = reasons(replace(found, chosen=replace(found.chosen, interval=interval)))
+    assert any(
+        line.startswith((f"Checkpoint every {says} ", f"Checkpoint every {says}:")) for line in told
+    )

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from keepstep.cli.diagnose import table
 from keepstep.core.postmortem import collectives, exits, line, places, sightings
 from keepstep.core.postmortem.line import parse_line
 from keepstep.core.postmortem.table import ROLES, parse_table
+from keepstep.edge.os.own_tables import pattern_text
 
 try:
     from re import _parser as regex_parser  # type: ignore[attr-defined]
 except ImportError:  # Python 3.10
     import sre_parse as regex_parser
 
-TABLE = table()
+TABLE = parse_table(pattern_text())
 MOST_REPEATS = 1500  # of nested repetitions together
 
 

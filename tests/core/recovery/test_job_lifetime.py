@@ -141,7 +141,7 @@ def test_words_of_an_earlier_and_larger_world_are_forgotten() -> None:
         kept.rank_left(rank, S_NS)
     kept.rank_came(0, 1)
     kept.rank_said_bye(0, True, "ended well")
-    assert kept.decide(2 * S_NS) == Finish(True, "all 1 ranks ended well")
+    assert kept.decide(2 * S_NS) == Finish(True, "the only rank ended well")
 
 
 def test_good_words_of_an_earlier_and_smaller_world_do_not_end_a_larger_one() -> None:
@@ -195,7 +195,7 @@ def test_other_nodes_are_waited_for_but_not_for_ever() -> None:
     assert kept.decide(32 * S_NS) is None and kept.decide(33 * S_NS) is not None
     kept.all_nodes_ended = True
     assert kept.decide(3 * S_NS) == Finish(
-        True, "all 1 ranks of this node, and those of 2 more, ended well"
+        True, "the only rank of this node, and those of 2 more, ended well"
     )
 
 

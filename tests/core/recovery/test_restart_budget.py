@@ -4,7 +4,7 @@ and new steps earn a whole one again."""
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from keepstep.core.recovery.restart_budget import RestartBudget
@@ -29,6 +29,7 @@ def test_a_cause_is_counted_as_if_it_were_alone(
 
 
 @given(stories, limits, st.integers(1, 20))
+@example([(Cause.CRASH, -1), (Cause.CRASH, 9)], dict.fromkeys(DEFAULT_BUDGET.limits), 10)
 def test_a_row_ends_with_new_steps_and_with_nothing_else(
     story: list[tuple[Cause, int | None]], limits: dict[Cause, int | None], refill: int
 ) -> None:

@@ -17,6 +17,7 @@ from keepstep.core.recovery.restarts import (
     Restarts,
 )
 from keepstep.model.failure import Cause, Failure, parse_budget
+from keepstep.model.parts import PartPolicy
 from keepstep.model.restarts import (
     AllEndedWell,
     AttemptWanted,
@@ -24,7 +25,9 @@ from keepstep.model.restarts import (
     End,
     Event,
     Exit,
+    LeaveWanted,
     MeetingLost,
+    PartSick,
     Progressed,
     RanksExited,
     RanksStarted,
@@ -83,7 +86,7 @@ def test_ranks_may_end_one_after_the_other() -> None:
     assert restarts.handle(exits(5, (0, 0))) is None
     action = restarts.handle(exits(7, (1, 0)))
     assert isinstance(action, AwaitOthers) and action.why.startswith(
-        "all 2 ranks ended well 7.0 s after their start"
+        "all 2 ranks ended well 7.0 s after the start"
     )
     end = restarts.handle(AllEndedWell("all", 8 * S_NS))
     assert isinstance(end, End) and (end.ok, end.exit_code, end.cause) == (True, 0, None)
@@ -584,6 +587,22 @@ def test_a_failure_that_follows_to_another_host_is_the_programs() -> None:
     ] and "on different hardware (a and b)" in end.why
 
 
+def test_a_slow_node_leaves_its_place_and_no_budget_is_spent_on_it() -> None:
+    restarts = started(max_restarts=2)
+    action = restarts.handle(LeaveWanted("rank 1 has cost 60.00 s", 30 * S_NS, 700))
+    assert isinstance(action, RestartAll)
+    assert action.leave and not action.keep and action.failure is None and not action.wait_ns
+    assert action.fact == "rank 1 has cost 60.00 s" and "restart 1 of 2" in action.why
+
+
+def test_the_last_restart_is_kept_for_a_failure() -> None:
+    restarts = started(max_restarts=1)
+    assert restarts.handle(exits(30, (0, KILLED), step=5)) is not None
+    assert restarts.handle(LeaveWanted("slow", 31 * S_NS, 6)) is None, "the nodes meet"
+    restarts.handle(RanksStarted(32 * S_NS))
+    assert restarts.handle(LeaveWanted("slow", 90 * S_NS, 700)) is None
+
+
 def test_a_node_whose_hardware_is_suspect_leaves_its_place_if_memory_can_do_without_it() -> None:
     for expendable in (True, False):
         restarts = started()
@@ -690,6 +709,14 @@ def test_what_keepstep_refuses_at_the_start_ends_the_job_at_once_with_its_senten
     assert "MemoryBudgetError: no" in end.why and "program" not in end.why
 
 
+def test_where_a_person_is_to_decide_the_job_ends_however_far_it_has_come() -> None:
+    failure = Failure(Cause.CRASH, 1, "a", step=12, error="StoppedError: silent corruption")
+    stopped = Exit(1, 1, "StoppedError: silent corruption", failure, is_stop=True)
+    end = started().handle(RanksExited((stopped,), 30 * S_NS, 11))
+    assert isinstance(end, End) and end.exit_code == CODE_REFUSED
+    assert "a person is to decide: rank 1" in end.why
+
+
 def test_what_keepstep_refuses_where_the_job_has_trained_is_tried_once_more() -> None:
     restarts = started()
     restarts.handle(exits(1, (1, KILLED), step=7))
@@ -698,3 +725,40 @@ def test_what_keepstep_refuses_where_the_job_has_trained_is_tried_once_more() ->
     restarts.handle(RanksStarted(0))
     end = restarts.handle(RanksExited((REFUSED,), S_NS, 7))
     assert isinstance(end, End) and end.exit_code == CODE_REFUSED
+
+
+def sick(policy: PartPolicy, expendable: bool = True) -> PartSick:
+    return PartSick("gpu 0 is sick: it is hot", 20 * S_NS, policy, expendable, 5)
+
+
+def test_a_node_with_a_sick_part_leaves_its_place_at_its_next_restart() -> None:
+    restarts = started()
+    assert restarts.handle(sick(PartPolicy.AVOID)) is None
+    failure = RanksExited((Exit(0, KILLED),), 30 * S_NS, 7, able=True, expendable=True)
+    action = restarts.handle(failure)
+    assert isinstance(action, RestartAll) and action.leave and not action.keep
+
+
+def test_nobody_leaves_whom_memory_needs() -> None:
+    restarts = started()
+    assert restarts.handle(sick(PartPolicy.LEAVE, expendable=False)) is None
+    failure = RanksExited((Exit(0, KILLED),), 30 * S_NS, 7, able=True, expendable=False)
+    action = restarts.handle(failure)
+    assert isinstance(action, RestartAll) and not action.leave and action.keep
+
+
+def test_a_node_may_be_told_to_leave_for_a_sick_part_now() -> None:
+    restarts = started()
+    action = restarts.handle(sick(PartPolicy.LEAVE))
+    assert isinstance(action, RestartAll) and action.leave and not action.keep
+    assert action.failure is None and action.why.startswith("gpu 0 is sick: it is hot; restarting")
+    assert restarts.handle(sick(PartPolicy.LEAVE)) is None, "it is leaving already"
+
+
+def test_a_job_may_end_for_a_sick_part() -> None:
+    restarts = started()
+    action = restarts.handle(sick(PartPolicy.STOP))
+    assert isinstance(action, SignalRanks) and action.signum == SIGTERM and action.exit_code == 1
+    assert "ends for a sick part" in action.why
+    end = restarts.handle(exits(31, (0, -SIGTERM), (1, -SIGTERM)))
+    assert isinstance(end, End) and end.exit_code == 1 and end.within_ns == PERSIST_WITHIN_NS

@@ -123,3 +123,19 @@ def test_what_is_there_already_fits_when_others_have_taken_the_rest(
     there = 2 * ranks * slot_bytes
     assert plan(slot_bytes, ranks, 0, free, 2, False, "/dev/shm", there_bytes=there).slots == 2
     assert plan(slot_bytes, ranks, free, 0, 0, True, "/dev/shm", there_bytes=there).slots >= 2
+
+
+def test_what_a_restore_needs_besides_the_slots_is_counted() -> None:
+    """Of the machine's memory; it does not lie in the arena."""
+    fits = plan(GIB, 2, 16 * GIB, 8 * GIB, 2, False, "/dev/shm", restoring_bytes=GIB)
+    assert "and 2.0 GiB while all restore" in fits.why
+    with pytest.raises(MemoryBudgetError, match="memory is short"):
+        plan(GIB, 2, 16 * GIB, 8 * GIB, 2, False, "/dev/shm", restoring_bytes=2 * GIB)
+    plan(GIB, 2, 5 * GIB, 16 * GIB, 2, False, "/dev/shm", restoring_bytes=5 * GIB)
+
+
+def test_a_few_random_states_are_not_worth_a_word() -> None:
+    assert (
+        "restore"
+        not in plan(GIB, 1, 16 * GIB, 8 * GIB, 2, False, "/dev/shm", 0, False, 0, MIB, 5000).why
+    )

@@ -16,6 +16,8 @@ from keepstep.core.redundancy.stripes import (
     decode_plan,
     stripes_of_snapshots,
 )
+from keepstep.model.layout import ALIGN_BYTES
+from keepstep.model.units import KIB, MIB
 from tests.core.parity_memory import carry_out, encode_plan, encoded
 
 groups = st.integers(2, 9).flatmap(
@@ -77,6 +79,21 @@ def test_any_tolerated_loss_is_rebuilt_to_the_byte(stripes: Stripes, data: st.Da
             memory,
         )
     assert memory == whole
+
+
+@given(groups, st.integers(0, 10**10), st.sampled_from([64, 4 * KIB, 4 * MIB]))
+def test_little_of_a_block_is_empty_and_long_ones_end_with_a_checksum(
+    group: tuple[int, int], data_bytes: int, checked_bytes: int
+) -> None:
+    size, tolerates = group
+    sizes = [data_bytes] + [data_bytes // 2] * (size - 1)
+    stripes = stripes_of_snapshots(range(size), tolerates, sizes, checked_bytes)
+    empty = stripes.k * stripes.block_bytes - data_bytes
+    assert empty >= 0
+    if stripes.block_bytes > 8 * checked_bytes:
+        assert stripes.block_bytes % checked_bytes == 0 and empty <= data_bytes / 8
+    else:
+        assert empty < stripes.k * ALIGN_BYTES
 
 
 def test_every_pair_of_six_is_rebuilt_by_four_and_two() -> None:

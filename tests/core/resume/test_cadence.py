@@ -43,7 +43,7 @@ class Capturing:
     def boundary(self, step: int, duration: float, job: Job) -> None:
         is_writing = any(v.state is SlotState.WRITING for v in self.slots)
         self.cadence.boundary(step, is_writing)
-        decision = choose(step, self.slots, job.horizon, job.is_hopeless)
+        decision = choose(self.slots, job.horizon, job.is_hopeless)
         self.decided_step = step
         if isinstance(decision, Skip) or not is_due(step, job.period_steps):
             return
@@ -66,7 +66,7 @@ class Job:
         self.period_steps = max(spans) if len(spans) > 1 else 1
 
     def is_hopeless(self, stamp: Stamp) -> bool:
-        return hopeless(stamp, self.holdings)
+        return hopeless(stamp, self.holdings, len(self.ranks))
 
     @property
     def restorable_step(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -25,11 +26,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from keepstep.core.detection.replicas import CONDEMNS, MARKS
 from keepstep.core.resume.commit import Commit, RankFacts, first_horizon, newer
 from keepstep.core.resume.cut import Holding
 from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER
+from keepstep.model.replicas import ReplicaDifference
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.model.topology import Copies, NoRedundancy, Parity, ReedSolomon, Scheme
 from tests.core.protocol_model import (
@@ -180,6 +183,35 @@ def test_every_schedule_near_the_prompt_one(
     )
 
 
+@pytest.mark.parametrize(
+    ("policy", "nodes", "max_step", "departures"),
+    [(Copies(2), 2, 3, 2), (Copies(3), 3, 2, 1), (Copies(3), 4, 2, 1)],
+)
+def test_with_one_slot_copies_survive_one_node_less_at_every_instant(
+    policy: Scheme, nodes: int, max_step: int, departures: int
+) -> None:
+    """With `copies:2` that all ranks die, with `copies:3` one node."""
+    protocol = Protocol(policy, nodes, own_slots=1, prompt=True)
+    assert explore_departures(protocol, max_step, departures) > 500
+
+
+def test_every_instant_of_a_tiny_world_with_one_slot() -> None:
+    assert explore(Protocol(Copies(2), 2, own_slots=1, prompt=True), 1, 1, 0) > 1000
+
+
+@pytest.mark.parametrize(("policy", "nodes"), [(Copies(2), 2), (Copies(3), 3)])
+def test_with_one_slot_they_do_not_survive_as_many_as_with_two(policy: Scheme, nodes: int) -> None:
+    """While it is overwritten: that is the price."""
+
+    class AsWithTwo(Protocol):
+        @cached_property
+        def losses(self) -> tuple[tuple[int, ...], ...]:
+            return Protocol(policy, nodes).losses
+
+    with pytest.raises(Unsafe):
+        explore_departures(AsWithTwo(policy, nodes, own_slots=1, prompt=True), 2, 1)
+
+
 # ----------------------------------------------------------------------------------------------
 # larger worlds
 
@@ -312,30 +344,37 @@ def test_larger_worlds() -> None:
 
 
 def overwrites_the_horizon(
-    step: int,
     slots: Sequence[SlotView],
     horizon: Stamp | None,
     is_hopeless: Callable[[Stamp], bool],
 ) -> Take | Skip:
-    return choose(step, slots, horizon and horizon._replace(epoch=horizon.epoch + 1), is_hopeless)
+    return choose(slots, horizon and horizon._replace(epoch=horizon.epoch + 1), is_hopeless)
+
+
+def overwrites_the_newest(
+    slots: Sequence[SlotView],
+    horizon: Stamp | None,
+    is_hopeless: Callable[[Stamp], bool],
+) -> Take | Skip:
+    """A holder's slot: what nobody else may have any more, where ranks have one slot."""
+    newest = max(range(len(slots)), key=lambda index: slots[index].stamp)
+    return Take(newest, "planted")
 
 
 def gives_up_too_early(
-    step: int,
     slots: Sequence[SlotView],
     horizon: Stamp | None,
     is_hopeless: Callable[[Stamp], bool],
 ) -> Take | Skip:
-    return choose(step, slots, horizon, lambda stamp: True)
+    return choose(slots, horizon, lambda stamp: True)
 
 
 def never_gives_up(
-    step: int,
     slots: Sequence[SlotView],
     horizon: Stamp | None,
     is_hopeless: Callable[[Stamp], bool],
 ) -> Take | Skip:
-    return choose(step, slots, horizon, lambda stamp: False)
+    return choose(slots, horizon, lambda stamp: False)
 
 
 class OneRankIsEnough(Commit):
@@ -406,7 +445,13 @@ class LeaderHearsItselfLast(Protocol):
         return world._replace(words=put(world.words, LEADER, page))
 
 
+def overwrites_nothing(slots: Sequence[SlotView], word: Horizon) -> Take | Skip:
+    """A rank's only slot waits for a newer one, as one of two does."""
+    return choose(slots, word.floor, word.is_hopeless)
+
+
 TWO: dict[str, Any] = {"policy": Copies(2), "nodes": 2, "prompt": True}
+ONE: dict[str, Any] = {"policy": Copies(2), "nodes": 2, "own_slots": 1, "prompt": True}
 
 
 @pytest.mark.parametrize(
@@ -415,11 +460,20 @@ TWO: dict[str, Any] = {"policy": Copies(2), "nodes": 2, "prompt": True}
         (Protocol(**TWO, chooser=overwrites_the_horizon), Unsafe, 2, 1),
         (Protocol(**TWO, chooser=gives_up_too_early), Unsafe, 2, 1),
         (Protocol(**TWO, chooser=never_gives_up), Stuck, 2, 1),
+        (
+            Protocol(Copies(3), 3, own_slots=1, prompt=True, chooser=overwrites_the_newest),
+            Unsafe,
+            1,
+            1,
+        ),
+        (Protocol(**ONE, only_chooser=overwrites_nothing), Stuck, 2, 1),
+        (Protocol(**ONE, commit_type=OneRankIsEnough), Unsafe, 2, 1),
         (Protocol(**TWO, commit_type=OneRankIsEnough), Unsafe, 2, 1),
         (Protocol(**TWO, commit_type=SpeaksEarly), Unsafe, 2, 1),
         (Protocol(**TWO, commit_type=HearsNothing), Stuck, 2, 1),
         (AcksWhenBegun(**TWO), Unsafe, 2, 1),
         (AcksOutliveTheirEpoch(**TWO), Unsafe, 2, 1),
+        (OneHolderIsEnough(Copies(3), 3, own_slots=1, prompt=True), Unsafe, 2, 1),
         (OneHolderIsEnough(Parity(3), 3, prompt=True), Unsafe, 1, 1),
     ],
     ids=lambda planted: getattr(planted, "__name__", None),
@@ -722,7 +776,7 @@ def test_on_a_slow_link_a_killed_process_still_loses_one_step() -> None:
         leader.report([RankFacts(r, own, frozenset({Stamp(1, 1)})) for r in range(2)], Horizon(1))
         word = leader.horizon
         assert (word.committed, word.target) == (Stamp(1, 1), Stamp(2, 1))
-        taken = choose(step, slots, word.floor, word.is_hopeless)
+        taken = choose(slots, word.floor, word.is_hopeless)
         assert isinstance(taken, Take), taken
         slots[taken.slot] = SlotView(SlotState.SEALED, Stamp(step, 1))
         assert {Stamp(1, 1), Stamp(2, 1), Stamp(step, 1)} <= {v.stamp for v in slots}
@@ -768,3 +822,48 @@ def test_without_redundancy_what_all_have_sealed_is_committed() -> None:
     assert story.world.led.committed == Stamp(0, 1)
     story.go(("recover", (1,)))
     assert story.restorable_stamps() is None, "and a lost node is the store's business"
+
+
+# ----------------------------------------------------------------------------------------------
+# replicas that differ
+
+
+def replica(rank: int, steps: Iterable[int], wrong: Iterable[int] = ()) -> RankFacts:
+    """A rank that holds these steps, protected everywhere; `wrong`: those where it differs."""
+    stamps = tuple(Stamp(step, 1) for step in sorted(steps))
+    digests = tuple((s, (2000 if s.step in wrong else 1000) + 8 * s.step | MARKS) for s in stamps)
+    held = frozenset(stamps)
+    own = Holding(held, None, max(steps), 7, digests)
+    return RankFacts(rank, own, held)
+
+
+def test_what_replicas_differ_in_is_never_committed_nor_what_follows() -> None:
+    commit = Commit(3, 1)
+    horizon = commit.report([replica(r, [4]) for r in range(3)], Horizon(1))
+    assert horizon is not None and horizon.committed == Stamp(4, 1) and horizon.agreed_steps == 1
+    horizon = commit.report([replica(r, [4, 5], [5] if r == 2 else []) for r in range(3)], horizon)
+    assert horizon is not None and horizon.committed == Stamp(4, 1)
+    assert horizon.difference == ReplicaDifference(Stamp(5, 1), (2,), 3, True, True)
+    assert horizon.target is None and horizon.is_hopeless(Stamp(5, 1))
+    # digests agree again: the gradients have mixed what was wrong into everybody's state
+    commit.report([replica(r, [4, 6]) for r in range(3)], horizon)
+    assert commit.horizon.committed == Stamp(4, 1) and commit.horizon.target is None
+
+
+def test_whoever_leads_next_finds_the_same() -> None:
+    facts = [replica(r, [4, 5], [5] if r == 2 else []) for r in range(3)]
+    horizon = Commit(3, 1).report(facts, Horizon(1))
+    assert horizon is not None and horizon.committed == Stamp(4, 1)
+    assert horizon.difference is not None and horizon.difference.ranks == (2,)
+
+
+def test_what_is_only_to_be_told_is_committed() -> None:
+    commit = Commit(2, 1)
+    facts = [replica(r, [5], [5] if r == 1 else []) for r in range(2)]
+    told = [
+        f._replace(own=f.own._replace(digests=tuple((s, d & ~CONDEMNS) for s, d in f.own.digests)))
+        for f in facts
+    ]
+    horizon = commit.report(told, Horizon(1))
+    assert horizon is not None and horizon.committed == Stamp(5, 1)
+    assert horizon.difference == ReplicaDifference(Stamp(5, 1), (0, 1), 2, False, False)

@@ -38,7 +38,7 @@ from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stam
 
 EMPTY = SlotView(SlotState.EMPTY, Stamp(-1, 0))
 Slots = tuple[SlotView, ...]
-Chooser = Callable[[int, Sequence[SlotView], Stamp | None, Callable[[Stamp], bool]], Take | Skip]
+Chooser = Callable[[Sequence[SlotView], Stamp | None, Callable[[Stamp], bool]], Take | Skip]
 
 
 class Unsafe(AssertionError):
@@ -91,9 +91,11 @@ def held_by_all(pages: tuple[Page, ...]) -> Stamp | None:
 
 
 @cache
-def decide(chooser: Chooser, step: int, own: Slots, seen: tuple[Page, ...]) -> Take | Skip:
+def decide(chooser: Chooser, own: Slots, seen: tuple[Page, ...]) -> Take | Skip:
     holdings = [p.holding for p in seen]
-    return chooser(step, own, cut(holdings, len(seen)), lambda stamp: hopeless(stamp, holdings))
+    return chooser(
+        own, cut(holdings, len(seen)), lambda stamp: hopeless(stamp, holdings, len(seen))
+    )
 
 
 # ----------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ def after_boundary(
     """The rank completes its next step and captures it, if the chooser finds a slot."""
     step = own.decided + 1
     views = tuple(v._replace(pinned=True) if i in pins else v for i, v in enumerate(own.slots))
-    decision = decide(chooser, step, views, seen)
+    decision = decide(chooser, views, seen)
     if isinstance(decision, Skip):
         return page_of(own.slots, step)
     return page_of(
@@ -415,39 +417,35 @@ def test_larger_worlds_with_votes() -> None:
 
 
 def ignores_the_horizon(
-    step: int,
     slots: Sequence[SlotView],
     horizon: Stamp | None,
     is_hopeless: Callable[[Stamp], bool],
 ) -> Take | Skip:
-    return choose(step, slots, Stamp(1 << 40, 0), is_hopeless)
+    return choose(slots, Stamp(1 << 40, 0), is_hopeless)
 
 
 def takes_the_horizon_too(
-    step: int,
     slots: Sequence[SlotView],
     horizon: Stamp | None,
     is_hopeless: Callable[[Stamp], bool],
 ) -> Take | Skip:
-    return choose(step, slots, horizon and horizon._replace(epoch=horizon.epoch + 1), is_hopeless)
+    return choose(slots, horizon and horizon._replace(epoch=horizon.epoch + 1), is_hopeless)
 
 
 def gives_up_too_early(
-    step: int,
     slots: Sequence[SlotView],
     horizon: Stamp | None,
     is_hopeless: Callable[[Stamp], bool],
 ) -> Take | Skip:
-    return choose(step, slots, horizon, lambda stamp: True)
+    return choose(slots, horizon, lambda stamp: True)
 
 
 def never_gives_up(
-    step: int,
     slots: Sequence[SlotView],
     horizon: Stamp | None,
     is_hopeless: Callable[[Stamp], bool],
 ) -> Take | Skip:
-    return choose(step, slots, horizon, lambda stamp: False)
+    return choose(slots, horizon, lambda stamp: False)
 
 
 @pytest.mark.parametrize(
@@ -523,11 +521,13 @@ def test_the_same_step_of_two_epochs_is_not_common() -> None:
 def test_hopeless_needs_a_rank_that_decided_and_neither_holds_nor_writes() -> None:
     stamp = Stamp(5, 1)
     mine = held(4, 5, decided=5)
-    assert not hopeless(stamp, [mine, held(4, decided=4)]), "the other rank may still capture it"
-    assert not hopeless(stamp, [mine, held(4, decided=5, pending=5)]), "it is being written there"
-    assert not hopeless(stamp, [mine, held(4, 5, decided=6)])
-    assert hopeless(stamp, [mine, held(4, decided=5)])
-    assert hopeless(stamp, [mine, held(4, 6, decided=6)])
+    assert not hopeless(stamp, [mine, held(4, decided=4)], 2), "the other rank may still capture it"
+    assert not hopeless(stamp, [mine, held(4, decided=5, pending=5)], 2), (
+        "it is being written there"
+    )
+    assert not hopeless(stamp, [mine, held(4, 5, decided=6)], 2)
+    assert hopeless(stamp, [mine, held(4, decided=5)], 2)
+    assert hopeless(stamp, [mine, held(4, 6, decided=6)], 2)
 
 
 def test_a_status_page_tells_its_holding() -> None:

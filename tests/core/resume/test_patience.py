@@ -1,11 +1,10 @@
-"""Patience with a store: it ends, it says so in time, and it asks ever less."""
+"""Patience with a store: it ends, and it asks ever less."""
 
 from __future__ import annotations
 
 from keepstep.core.resume.patience import (
     IN_ALL_NS,
     MOST_NS,
-    TELL_EVERY_NS,
     StorePatience,
     pause_before,
 )
@@ -24,9 +23,3 @@ def test_questions_come_ever_later_and_come_to_an_end() -> None:
 
 def test_a_question_that_hangs_is_not_asked_beyond_the_end() -> None:
     assert StorePatience(0).next_try_after_ns(IN_ALL_NS) is None
-
-
-def test_it_is_told_every_quarter_of_a_minute() -> None:
-    patience = StorePatience(5)
-    told = [s for s in range(61) if patience.is_to_be_told(5 + s * S_NS)]
-    assert told == [15, 30, 45, 60] and TELL_EVERY_NS == 15 * S_NS

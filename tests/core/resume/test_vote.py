@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from keepstep.core.detection.replicas import MARKS
 from keepstep.core.resume.vote import (
     CUT_OFF_LOADS,
     Action,
@@ -50,6 +51,7 @@ class Ballots(RuleBasedStateMachine):
         self.world, self.store = world, store
         self.vote = self.vote_type(world, has_store=store is not None, epoch=epoch)
         self.joined: dict[int, frozenset[Stamp]] = {}
+        self.doubts: dict[int, int] = {}  # by rank: the first step whose state it doubts
         self.proven: dict[int, Offer] = {}
         self.failed: set[tuple[str, Stamp]] = set()
         self.brought: set[tuple[int, Stamp]] = set()
@@ -73,11 +75,12 @@ class Ballots(RuleBasedStateMachine):
                 )
                 assert action.epoch > self.epoch, "an epoch was used twice"
                 self.epoch, self.joined, self.proven = action.epoch, {}, {}
+                self.doubts = {}
                 self.failed, self.brought, self.offer, self.asked = set(), set(), None, False
             else:
                 assert isinstance(action, Refuse)
-                failed = {stamp.step for source, stamp in self.failed if source == "store"}
-                assert self.store and failed >= set(self.store), "a checkpoint was left to try"
+                assert self.store or self.doubts, "nothing is given up by starting afresh"
+                assert self.sources() == [("fresh", Stamp(-1, 0))], "something was left to try"
                 self.failed, self.brought, self.offer, self.asked = set(), set(), None, False
 
     def check_offer(self, offer: Offer) -> None:
@@ -85,27 +88,47 @@ class Ballots(RuleBasedStateMachine):
         assert offer.number not in self.numbers
         self.numbers.append(offer.number)
         assert (offer.source, offer.stamp) not in self.failed, "a failed source was offered again"
+        assert (offer.source, offer.stamp) == self.sources()[0], (
+            "memory first, newest first; then checkpoints, newest first; then afresh"
+        )
+        assert offer.source != "fresh" or not self.doubts, "afresh, for a doubt"
+        assert offer.why
+
+    def sources(self) -> list[tuple[str, Stamp]]:
+        """What has not failed."""
         common = frozenset.intersection(*self.joined.values())
         memory = [("memory", s) for s in sorted(common, reverse=True)]
         store = [("store", Stamp(s, 0)) for s in sorted(self.store or (), reverse=True)]
-        sources = [s for s in [*memory, *store, ("fresh", Stamp(-1, 0))] if s not in self.failed]
-        assert (offer.source, offer.stamp) == sources[0], (
-            "memory first, newest first; then checkpoints, newest first; then afresh"
+        memory, store = (
+            [(source, stamp) for source, stamp in found if not self.is_doubted(stamp.step)]
+            for found in (memory, store)
         )
-        assert offer.why
+        return [s for s in [*memory, *store, ("fresh", Stamp(-1, 0))] if s not in self.failed]
 
-    @rule(rank=st.integers(0, 2), holds=holdings)
-    def join(self, rank: int, holds: frozenset[Stamp]) -> None:
+    def is_doubted(self, step: int) -> bool:
+        return any(step >= first for first in self.doubts.values())
+
+    @rule(
+        rank=st.integers(0, 2),
+        holds=holdings,
+        doubted=st.none() | st.none() | st.integers(0, 4),
+    )
+    def join(self, rank: int, holds: frozenset[Stamp], doubted: int | None) -> None:
         rank %= self.world
         self.joined[rank] = holds
+        self.doubts.pop(rank, None)
+        if doubted is not None:
+            self.doubts[rank] = doubted
         self.epoch = max([self.epoch, *(s.epoch for s in holds)])
         self.offer = None
-        self.carry_out(self.vote.joined(Ballot(rank, self.world, holds)))
+        ballot = Ballot(rank, self.world, holds, doubted_from=doubted)
+        self.carry_out(self.vote.joined(ballot))
 
     @rule(rank=st.integers(0, 2))
     def die(self, rank: int) -> None:
         rank %= self.world
         self.vote.left(rank)
+        self.doubts.pop(rank, None)
         if self.joined.pop(rank, None) is not None:
             self.offer = None
 
@@ -113,7 +136,6 @@ class Ballots(RuleBasedStateMachine):
     @precondition(lambda self: self.asked)
     def store_answers(self) -> None:
         self.asked = False
-        self.offer = None
         self.carry_out(self.vote.listed(StoreListing(sorted(self.store))))
 
     @rule(rank=st.integers(0, 2))
@@ -161,7 +183,7 @@ class Ballots(RuleBasedStateMachine):
         if not hasattr(self, "vote"):
             return
         for rank in range(self.world):
-            self.join(rank, frozenset())
+            self.join(rank, frozenset(), None)
         if self.asked:
             self.store_answers()
         for rank in range(self.world):
@@ -222,6 +244,44 @@ def test_the_newest_common_step_and_why() -> None:
     )
     assert (offer.source, offer.stamp) == ("memory", Stamp(7, 1))
     assert offer.why == "step 7 is the newest state all 2 ranks hold in memory"
+
+
+def test_what_one_rank_doubts_is_offered_to_nobody() -> None:
+    vote = Vote(2, has_store=True)
+    holds = frozenset({Stamp(5, 1), Stamp(6, 1), Stamp(7, 1)})
+    assert vote.joined(Ballot(0, 2, holds)) == []
+    [offer] = vote.joined(Ballot(1, 2, holds, doubted_from=6))
+    assert isinstance(offer, Offer) and offer.stamp == Stamp(5, 1)
+    assert "states from step 6 on are in doubt" in offer.why
+
+
+def test_checkpoints_in_doubt_are_passed_over_as_well() -> None:
+    vote = Vote(1, has_store=True)
+    [question] = vote.joined(Ballot(0, 1, frozenset({Stamp(9, 1)}), doubted_from=8))
+    assert isinstance(question, ListStore)
+    [offer] = vote.listed(StoreListing((5, 8, 9)))
+    assert isinstance(offer, Offer) and (offer.source, offer.stamp.step) == ("store", 5)
+
+
+def test_nobody_goes_on_from_checkpoints_that_are_all_in_doubt() -> None:
+    vote = Vote(1, has_store=True)
+    assert vote.joined(Ballot(0, 1, frozenset(), doubted_from=4)) == [ListStore()]
+    [refusal] = vote.listed(StoreListing((5, 8)))
+    assert isinstance(refusal, Refuse) and refusal.is_final
+    assert "none of the checkpoints (steps 8, 5) can be used" in refusal.why
+    assert "states from step 4 on are in doubt" in refusal.why
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_nobody_starts_afresh_for_a_doubt(has_store: bool) -> None:
+    """What memory holds is kept for a person to look at."""
+    vote = Vote(2, has_store)
+    holds = frozenset({Stamp(6, 1), Stamp(7, 1)})
+    vote.joined(Ballot(0, 2, holds))
+    found = vote.joined(Ballot(1, 2, holds, doubted_from=6))
+    [refusal] = vote.listed(StoreListing(())) if has_store else found
+    assert isinstance(refusal, Refuse) and refusal.is_final
+    assert "before step 6" in refusal.why and "--fresh" in refusal.why
 
 
 def test_the_store_is_asked_only_when_memory_has_nothing_for_all() -> None:
@@ -541,6 +601,54 @@ def test_what_is_taken_instead_of_a_condemned_stamp(
     assert ("condemned" in offer.why) is (step != 5)
 
 
+RIGHT, WRONG = 1000 | MARKS, 2000 | MARKS
+
+
+def told(rank: int, digests: dict[Stamp, int], *also: Stamp) -> Ballot:
+    return Ballot(
+        rank,
+        3,
+        frozenset({*digests, *also}),
+        group=7,
+        digests=tuple(sorted(digests.items())),
+    )
+
+
+@pytest.mark.parametrize("agrees_again", [False, True])
+def test_a_stamp_at_which_replicas_differ_and_what_follows_is_never_offered(
+    agrees_again: bool,
+) -> None:
+    stamps = [Stamp(step, 2) for step in (4, 5, 6)]
+    vote = Vote(3, has_store=False)
+    actions: list[Action] = []
+    for rank in range(3):
+        last = RIGHT if agrees_again or rank != 1 else WRONG
+        digests = [RIGHT, WRONG if rank == 1 else RIGHT, last]
+        actions = vote.joined(told(rank, dict(zip(stamps, digests, strict=True))))
+    [offer] = actions
+    assert isinstance(offer, Offer) and offer.stamp == stamps[0]
+    assert "replicas differ since step 5" in offer.why
+
+
+def test_nobody_starts_afresh_because_replicas_differ_everywhere() -> None:
+    vote = Vote(3, has_store=False)
+    actions: list[Action] = []
+    for rank in range(3):
+        actions = vote.joined(told(rank, {Stamp(5, 2): WRONG if rank == 1 else RIGHT}))
+    [refusal] = actions
+    assert isinstance(refusal, Refuse) and refusal.is_final
+    assert "replicas differ at all that memory holds" in refusal.why
+
+
+def test_a_checkpoint_is_taken_where_memory_has_nothing_that_agrees() -> None:
+    vote = Vote(3, has_store=True)
+    for rank in range(3):
+        asked = vote.joined(told(rank, {Stamp(5, 2): WRONG if rank == 1 else RIGHT}))
+    assert asked == [ListStore()]
+    [offer] = vote.listed(StoreListing([3]))
+    assert isinstance(offer, Offer) and (offer.source, offer.stamp.step) == ("store", 3)
+
+
 def asked_afresh(*fresh: bool, has_store: bool = False) -> tuple[Vote, list[Action]]:
     vote = Vote(len(fresh), has_store)
     actions: list[Action] = []
@@ -573,3 +681,57 @@ def test_nobody_starts_over_beside_a_store_that_does_not_answer() -> None:
     vote, _ = asked_afresh(True, has_store=True)
     [refusal] = vote.unlistable("it hangs")
     assert isinstance(refusal, Refuse) and "it hangs" in refusal.why
+
+
+# -- memory that the job may have left behind
+
+A_STEP = Stamp(11, 1)
+
+
+def cold(*holds: Stamp) -> Vote:
+    """A job with a store, started anew over what memory holds."""
+    vote = Vote(1, has_store=True)
+    [asked] = vote.joined(Ballot(0, 1, frozenset(holds or [A_STEP]), goes_on=False))
+    assert asked == ListStore(memory_waits=True)
+    return vote
+
+
+@pytest.mark.parametrize(
+    ("step", "epoch", "source"),
+    [(53, 2, "store"), (8, 2, "store"), (12, 1, "store"), (11, 1, "memory"), (10, 1, "memory")],
+)
+def test_memory_of_a_launch_before_is_taken_when_the_job_has_not_gone_on_elsewhere(
+    step: int, epoch: int, source: str
+) -> None:
+    vote = cold()
+    listing = StoreListing([step, 3], epoch=epoch, epochs={step: epoch, 3: 1})
+    [offer] = vote.listed(listing)
+    assert isinstance(offer, Offer) and offer.source == source
+    assert offer.stamp.step == (step if source == "store" else A_STEP.step)
+    [go] = vote.has_loaded(0, offer.number)
+    assert isinstance(go, Go) and go.epoch == epoch + 1, "of its own, after all there were"
+
+
+def test_memory_is_next_when_what_is_newer_cannot_be_loaded() -> None:
+    vote = cold()
+    [offer] = vote.listed(StoreListing([53, 9], epoch=2, epochs={53: 2, 9: 1}))
+    assert isinstance(offer, Offer)
+    [offer] = vote.has_failed(0, offer.number, "a block is damaged")
+    assert isinstance(offer, Offer) and (offer.source, offer.stamp) == ("memory", A_STEP)
+
+
+def test_a_store_that_does_not_answer_keeps_nobody_from_the_memory() -> None:
+    vote = cold()
+    [offer] = vote.unlistable("it hangs")
+    assert isinstance(offer, Offer) and offer.source == "memory"
+    assert "nobody knows: it hangs" in offer.why
+    assert vote.has_failed(0, offer.number, "damaged") == [ListStore()]
+    [refusal] = vote.unlistable("it hangs")
+    assert isinstance(refusal, Refuse)
+
+
+def test_one_rank_whose_launch_has_trained_speaks_for_all() -> None:
+    vote = Vote(2, has_store=True)
+    assert vote.joined(Ballot(0, 2, frozenset([A_STEP]), goes_on=False)) == []
+    [offer] = vote.joined(Ballot(1, 2, frozenset([A_STEP])))
+    assert isinstance(offer, Offer) and offer.source == "memory"

@@ -44,6 +44,8 @@ def values(
         return st.text(max_size=min(bound.most, 20))
     if origin is Literal:
         return st.sampled_from(args)
+    if origin is tuple and args[-1] is not Ellipsis:
+        return st.tuples(*(values(arg, None, small, named) for arg in args))
     if origin is tuple:
         return st.lists(values(args[0], None, small, named), max_size=3).map(tuple)
     if origin is dict:

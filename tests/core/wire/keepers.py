@@ -4,6 +4,7 @@ that any schedule of bytes, cuts and losses can be tried."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from threading import Lock
@@ -15,10 +16,11 @@ from keepstep.core.wire.health import LinkTimeouts
 from keepstep.core.wire.link import PeerLink
 from keepstep.core.wire.link_table import Entropy, LinkTable
 from keepstep.core.wire.traffic import Hashing, LinkOptions
+from keepstep.model.links import LinkCount
 from keepstep.model.messages.peers import MeshMessage, RanksEnded
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
-from keepstep.model.wire import Flow, Identity, Part, Span
+from keepstep.model.wire import Address, Flow, Identity, Part, Span
 
 JOB, SECRET = b"j" * 16, b"the job's secret, 32 bytes long."
 NOWHERE = ("nowhere", 0)
@@ -59,6 +61,9 @@ class End:
 
     def flow(self, node: int) -> Flow:
         return Flow(node, self.queued_bytes, 0)
+
+    def sent_counts(self) -> LinkCount:
+        return LinkCount()
 
     def pump(self) -> int:
         """Send all there is; how many pieces that are."""
@@ -103,6 +108,7 @@ class Keeper:
     """`Receiver` and `Shell` to its table."""
 
     world: World
+    addresses: Sequence[Address] = (NOWHERE,)
     memory: bytearray | None = None
     table: LinkTable = field(init=False)
     told: list[tuple[Any, ...]] = field(default_factory=list)

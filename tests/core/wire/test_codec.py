@@ -203,3 +203,20 @@ def test_messages_of_a_union_are_told_apart_by_their_kind() -> None:
             codec.decode(json.dumps({"kind": "letter", "content": wrong}).encode())
     with pytest.raises(NotAMessage):
         codec.encode(Letter(None))  # type: ignore[arg-type]
+
+
+def test_a_list_with_a_bound_of_its_own_may_hold_messages() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Bundle:
+        KIND: ClassVar[str] = "bundle"
+        letters: Annotated[tuple[Small, ...], Length(2)]
+        by_name: Annotated[dict[str, Small], Length(1)]
+
+    globals()["Bundle"] = Bundle
+    codec: Codec[Any] = Codec([Bundle])
+    one, other = Small(1, "a", Stamp(3, 1)), Small(2, "b")
+    for bundle in (Bundle((), {}), Bundle((one,), {"x": other}), Bundle((one, other), {})):
+        assert codec.decode(codec.encode(bundle)) == bundle
+    for too_much in (Bundle((one, one, one), {}), Bundle((), {"x": one, "y": other})):
+        with pytest.raises(NotAMessage):
+            codec.encode(too_much)

@@ -396,14 +396,16 @@ def test_who_is_not_admitted_is_told_why() -> None:
 
 
 def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "VERSION", 4)
+    monkeypatch.setattr(wire, "VERSION", wire.VERSION + 1)
     newer = dialer()
     hello = newer.take()
     monkeypatch.undo()
-    old = acceptor()
-    assert feed(old, hello) == [Refused(Refusal.VERSION, "expected version 3, found 4")]
-    monkeypatch.setattr(wire, "VERSION", 4)
-    assert feed(newer, old.take()) == [Refused(Refusal.VERSION, "expected version 4, found 3")]
+    old, version = acceptor(), wire.VERSION
+    expected = f"expected version {version}, found {version + 1}"
+    assert feed(old, hello) == [Refused(Refusal.VERSION, expected)]
+    monkeypatch.setattr(wire, "VERSION", version + 1)
+    expected = f"expected version {version + 1}, found {version}"
+    assert feed(newer, old.take()) == [Refused(Refusal.VERSION, expected)]
 
 
 @pytest.mark.parametrize(

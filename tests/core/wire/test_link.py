@@ -8,11 +8,18 @@ from random import Random
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from keepstep.core.wire.delivery import MAX_TRIES
+from keepstep.core.wire.streams import StreamLimits
 from keepstep.model.units import S_NS
-from tests.core.wire.keepers import TIMEOUTS, End, World, note, span_of
+from tests.core.wire.keepers import NOWHERE, TIMEOUTS, End, World, note, span_of
 
 BLOCK = 300
 PLACES = 40  # blocks in each direction, at most
@@ -22,12 +29,14 @@ _PATIENT = replace(TIMEOUTS, dead_ns=1 << 60)
 class Schedule(RuleBasedStateMachine):
     """Two keepers, and everything that may happen to what is between them but its death: bytes
     move in pieces of any size, connections break for both ends or for one, ends learn of it late,
-    second connections are made while the first ones are open, bits flip."""
+    second connections are made while the first ones are open, bits flip. Each has some streams,
+    and an address or two."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.world = World(timeouts=_PATIENT)
+    @initialize(streams=st.integers(1, 3), addresses=st.integers(1, 2))
+    def begin(self, streams: int, addresses: int) -> None:
+        self.world = World(timeouts=_PATIENT, streams=StreamLimits.of(streams))
         one, two = self.world.keeper(1), self.world.keeper(2)
+        one.addresses = two.addresses = [NOWHERE] * addresses
         self.sides = (one, two)
         self.sent: tuple[list[int], list[int]] = ([], [])
         self.data = [Random(side).randbytes(PLACES * BLOCK) for side in (1, 2)]

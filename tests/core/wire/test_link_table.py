@@ -91,3 +91,19 @@ def test_many_messages_that_come_at_once_are_confirmed_at_once(count: int) -> No
     world.settle()
     assert two.heard == list(range(count))
     assert link.is_flushed
+
+
+@pytest.mark.parametrize("fence", ["999", "1000", "1001"])
+def test_a_fence_ends_the_links_of_older_lives_alone(fence: str) -> None:
+    world = World()
+    one, two = world.keeper(1), world.keeper(2, incarnation=1000)
+    one.connect(two, incarnation=1000)
+    two.connect(one)
+    world.settle()
+    ended = one.table.fence(2, int(fence))
+    world.settle()
+    if fence == "1001":
+        assert ended is not None and not one.table.is_open(2)
+        assert one.told[1:] == [("dead", 2, "fenced: incarnation 1000 is older than 1001")]
+    else:
+        assert ended is None and one.table.is_open(2) and one.told == [("up", 2)]

@@ -13,6 +13,8 @@ from keepstep.model.mesh import Member, Mesh
 from keepstep.model.messages.keeper_rank import (
     Attach,
     BeginMesh,
+    HaltOrder,
+    HaltWord,
     JoinVote,
     StateLoaded,
     TrainingPermitted,
@@ -95,6 +97,15 @@ def test_what_only_the_leader_may_say(message: MeshMessage) -> None:
 def test_a_node_speaks_for_its_own_ranks(body: VoteBody) -> None:
     assert flaw_of_peer(0, VoteWord(7, body), MESH) == ""
     assert flaw_of_peer(2, VoteWord(7, body), MESH) != ""
+
+
+def test_ranks_halt_by_their_own_keeper_and_the_leader_orders() -> None:
+    word = HaltWord(1, MESH.world_size, 1, 16, 1, "stands")
+    nodes = [node for node in range(3) if flaw_of_peer(node, VoteWord(7, word), MESH) == ""]
+    assert nodes == [MESH.node_of[1]]
+    order = VoteWord(7, HaltOrder(1, 16, 1, "go"))
+    assert flaw_of_peer(0, order, MESH) == "" != flaw_of_peer(1, order, MESH)
+    assert flaw_of_local(replace(word, rank=MESH.world_size), MESH) != ""
 
 
 def test_every_node_may_say_that_its_ranks_train() -> None:

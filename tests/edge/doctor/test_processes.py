@@ -6,6 +6,9 @@ import json
 import os
 import signal
 
+import pytest
+
+from keepstep.edge.doctor import processes
 from keepstep.edge.doctor.processes import SYS_PTRACE, read_processes
 from keepstep.edge.os.processes import KEEPER_MODULE
 from keepstep.model.machine_facts import KeeperTrace
@@ -53,6 +56,29 @@ def test_a_keeper_that_is_just_ending_is_none(machine: FakeMachine) -> None:
     machine.process(70, cmdline=keeper("ends"))
     machine.calls["pause"] = lambda seconds: (machine.root / "proc/70/cmdline").unlink()
     assert read_processes(machine.host).keepers == ()
+
+
+@pytest.mark.parametrize(
+    "said", ["[" * 100_000, "[]", '{"job": 1}', '{"job": "j", "arena_dir": "a\\u0000"}', "{"]
+)
+def test_a_command_line_that_only_looks_like_a_keepers_is_none(
+    machine: FakeMachine, said: str
+) -> None:
+    machine.process(70, cmdline=f"python\0-m\0{KEEPER_MODULE}\0{said}\0")
+    machine.process(71, cmdline=keeper("lost"))
+    assert read_processes(machine.host).keepers == (KeeperTrace(71, "lost", False),)
+
+
+def test_nothing_of_another_users_is_parsed(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may start a process here says on its command line what they like."""
+    machine.process(70, cmdline=keeper("theirs"))
+    parsed: list[str] = []
+    monkeypatch.setattr(processes, "from_json", parsed.append)
+    another = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: another)
+    assert read_processes(machine.host).keepers == () and parsed == []
 
 
 def test_a_kernel_without_sessions_and_yama(machine: FakeMachine) -> None:

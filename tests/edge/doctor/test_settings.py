@@ -19,7 +19,7 @@ def read(machine: FakeMachine, store: str | None = None, **variables: str) -> As
     [
         ("KEEPSTEP_ARENA", "/x", "no option of keepstep: KEEPSTEP_ARENA_DIR is one"),
         ("KEEPSTEP_SLOTS", "many", "expected int, found 'many'"),
-        ("KEEPSTEP_SLOTS", "99", "expected 0 (choose) or 2 to 8, found 99"),
+        ("KEEPSTEP_SLOTS", "99", "expected 0 (choose) or 1 to 8, found 99"),
         ("KEEPSTEP_REDUNDANCY", "twice", "found 'twice'"),
         ("KEEPSTEP_SECRET", "short", "expected at least 16 bytes, found 5 bytes"),
     ],

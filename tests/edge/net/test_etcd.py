@@ -54,6 +54,19 @@ def test_a_restart_is_waited_out_by_who_asks_and_by_who_waits(members: Members) 
     ]
 
 
+def test_a_short_wait_finds_what_comes_within_it(members: Members) -> None:
+    kv = EtcdClient(members.etcd, "j/")
+    kv.swap("before", None, "x")
+
+    class Waiting(EtcdClient):
+        def _watch(self, key: str, revision: int, within_s: float) -> None:
+            kv.swap("after", None, "y")
+            super()._watch(key, revision, within_s)
+
+    assert Waiting(members.etcd, "j/").wait(["before", "after"], 0.95) == ["x", "y"]
+    assert kv.wait(["never"], 0.2) is None
+
+
 class Client:
     """A callback client, its loop, and what it was told."""
 

@@ -58,6 +58,11 @@ class Connected:
         self._backend.put(key, value)
         return value
 
+    def swap_while(
+        self, guard: tuple[str, str], key: str, expected: str | None, value: str
+    ) -> str | None:
+        return self.swap(key, expected, value)
+
     def read(self, keys: Sequence[str]) -> list[str | None]:
         return [self._backend.written.get(key) for key in keys]
 
@@ -226,7 +231,7 @@ def test_of_several_that_lose_the_memory_one_tells(desk: Desk) -> None:
     heard: list[str] = []
     desk.loop.after(10 * MS_NS, lambda: heard.append("later"))
     desk.loop.run(lambda: bool(heard))
-    assert desk.lost == ["no more"]
+    assert desk.lost == ["no more [KS3200]"]
 
 
 @pytest.mark.parametrize("error", [ConfigError("no such thing"), MeetingError("nobody there")])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -88,3 +92,18 @@ def test_buffers_follow_the_link_unless_they_are_set() -> None:
 def test_whose_address_it_is() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("198.18.255.254") == ""
+
+
+def test_an_interface_with_the_longest_name_is_found() -> None:
+    name, address = "fifteen-letters", "198.18.0.7"
+    ask = f"from keepstep.edge.net.tcp import interface_of; print(interface_of({address!r}))"
+    script = (
+        f"ip link set lo name {name} && ip address add {address}/32 dev {name} && "
+        f"exec {shlex.quote(sys.executable)} -c {shlex.quote(ask)}"
+    )
+    apart = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--net"]
+    allowed = subprocess.run([*apart, "ip", "link"], capture_output=True, text=True)
+    if allowed.returncode:
+        pytest.skip(f"needs a network namespace of its own: {allowed.stderr.strip()}")
+    found = subprocess.run([*apart, "sh", "-c", script], capture_output=True, text=True)
+    assert found.stdout.strip() == name, found.stderr

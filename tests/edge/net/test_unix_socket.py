@@ -84,6 +84,15 @@ def test_nobody_there_is_an_error(tmp_path: Path) -> None:
         Mailbox.connect(tmp_path / "box.sock", 5, RANK_WITH_KEEPER)
 
 
+def test_what_listens_for_another_user_is_not_spoken_with(tmp_path: Path) -> None:
+    server = listen(tmp_path / "box.sock")
+    another = os.getuid() + 1
+    with pytest.raises(PermissionError, match=rf"process {os.getpid()} there is user"):
+        Mailbox.connect(tmp_path / "box.sock", 5, RANK_WITH_KEEPER, uid=another)
+    assert server.accept()[0].recv(100) == b"", "hung up on, with nothing said"
+    server.close()
+
+
 def test_the_next_listener_takes_the_dead_one_s_place_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "box.sock"
     listen(path).close()

@@ -77,3 +77,21 @@ def test_what_keepstep_refuses_until_a_person_acts_is_known_as_that(
     path = tmp_path / "error.json"
     write_error_file(kind("slots: expected 2\nfound 1"), {VARIABLE: str(path)})
     assert read_error_file(str(path)).is_refusal == is_refusal
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_stop"),
+    [
+        (errors.StoppedError, True),
+        (errors.WrongNumbersError, True),
+        (errors.CorruptionError, False),
+        (errors.DeviceError, False),
+        (errors.ConfigError, False),
+    ],
+)
+def test_what_ends_the_job_for_a_person_to_decide_is_known_as_that(
+    tmp_path: Path, kind: type[Exception], is_stop: bool
+) -> None:
+    path = tmp_path / "error.json"
+    write_error_file(kind("silent corruption"), {VARIABLE: str(path)})
+    assert read_error_file(str(path)).is_stop == is_stop

@@ -4,6 +4,7 @@ to write."""
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from pathlib import Path
 
@@ -100,8 +101,14 @@ def test_without_a_place_events_reach_the_log(
     assert "cannot be written" in caplog.text and "rank 0: the sentence" in caplog.text
 
 
-def test_a_full_disk_costs_events_not_the_trainer(caplog: pytest.LogCaptureFixture) -> None:
-    journal = FileJournal(Path("/dev/full"), "rank 0")
+def test_a_full_disk_costs_events_not_the_trainer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = FileJournal(tmp_path / "journal.jsonl", "rank 0")
+    assert journal._fd is not None
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, journal._fd)
+    os.close(full)
     with caplog.at_level(logging.INFO, "keepstep"):
         journal.record("one", "the sentence")
     journal.close()
@@ -130,3 +137,32 @@ def test_a_tail_tells_what_was_added_and_each_line_once(tmp_path: Path) -> None:
     path.write_text("")
     journal.record("four", "4")
     assert [e.kind for e in tail.read()] == ["four"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why", "level", "ends"),
+    [
+        ("waiting", "for others", logging.WARNING, "for others [KS5211]"),
+        ("caveat", "a: what was saved holds", logging.WARNING, "holds [KS5004]"),
+        ("caveat", "anything", logging.ERROR, "anything [KS5000]"),
+        ("waiting", "for others", logging.INFO, "for others"),
+        ("job-ended", "no keeper [KS3001]", logging.ERROR, "no keeper [KS3001]"),
+    ],
+)
+def test_what_is_wrong_ends_with_its_code_in_the_log_and_not_in_the_journal(
+    kind: str, why: str, level: int, ends: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    with caplog.at_level(logging.DEBUG, "keepstep"):
+        FileJournal(path, "rank 0").record(kind, why, level)
+    assert caplog.messages[-1].endswith(ends)
+    assert [event.why for event in read_journal(path)] == [why]
+
+
+def test_a_pipe_at_its_place_holds_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    os.mkfifo(path)
+    assert list(read_journal(path)) == [] and JournalTail(path).read() == []
+    path.unlink()
+    path.mkdir()
+    assert list(read_journal(path)) == [] and JournalTail(path).read() == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from keepstep.config import Settings, resolve
-from keepstep.edge.os.needs import check_needs
+from keepstep.edge.os.needs import check_needs, unsigned_blocks
 from keepstep.errors import ConfigError
 
 
@@ -42,6 +42,16 @@ def test_a_package_that_is_not_installed_is_named(
     assert str(found.value).startswith(f"{next(iter(options))}: expected ")
 
 
+def test_blocks_that_nobody_signs_are_told_where_nobody_has_decided_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert unsigned_blocks(settings()) == ""
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    why = unsigned_blocks(settings())
+    assert "not signed" in why and "pip install 'keepstep[secure]'" in why and "\n" not in why
+    assert unsigned_blocks(settings(block_mac="off")) == ""
+
+
 def test_what_is_encrypted_under_a_secret_that_all_can_read_is_not() -> None:
     with pytest.raises(ConfigError, match="^encrypt: expected a `secret` .* KEEPSTEP_SECRET"):
         check_needs(settings(encrypt=True))
@@ -66,6 +76,34 @@ def test_a_full_disk_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("tempfile.TemporaryFile", full)
     check_needs(settings(store=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "told"),
+    [
+        ({}, {}, "expected to run in a pod, or KUBECONFIG, for 'kubernetes', found neither"),
+        ({"replace_command": "x"}, {}, "expected no replace_command with 'kubernetes', found 'x'"),
+        ({}, {"KUBECONFIG": "/etc/kube"}, None),
+        ({}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None),
+    ],
+)
+def test_kubernetes_takes_a_cluster_and_no_other_command(
+    given: dict[str, str],
+    environ: dict[str, str],
+    told: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    wanted = settings(node_provider="kubernetes", **given)
+    if told is None:
+        check_needs(wanted)
+        monkeypatch.setitem(sys.modules, "kubernetes", None)
+        told = "pip install 'keepstep.kubernetes.'"
+    with pytest.raises(ConfigError, match=told):
+        check_needs(wanted)
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,35 @@ def test_nobody_moves_up_by_giving_way() -> None:
 
 
 @by_session
+def test_no_session_moves_up_by_giving_way() -> None:
+    assert shown("AUTOGROUP.write_text('12'); give_way(7); show()") == [["7", "False", "12"]]
+
+
+@by_session
+@pytest.mark.skipif(os.geteuid() != 0, reason="taking one's place again needs privilege")
+def test_a_session_has_after_idle_time_what_it_had_before() -> None:
+    program = "AUTOGROUP.write_text('12')\nwith in_idle_time():\n    show()\nshow()"
+    assert shown(program) == [["0", "True", "19"], ["0", "False", "12"]]
+
+
+@by_session
 @pytest.mark.skipif(os.geteuid() != 0, reason="taking one's place again needs privilege")
 def test_idle_time_ends() -> None:
     program = "with in_idle_time():\n    show()\nshow()"
     assert shown(program) == [["0", "True", "19"], ["0", "False", "0"]]
+
+
+@by_session
+@pytest.mark.skipif(os.geteuid() != 0, reason="taking one's place again needs privilege")
+def test_who_never_gets_a_core_loses_patience() -> None:
+    program = """
+with in_idle_time(patience_s=0.01):
+    while os.sched_getscheduler(0) == os.SCHED_IDLE or os.getpriority(os.PRIO_PROCESS, 0) == 0:
+        pass
+    show()
+show()
+"""
+    assert [line[:2] for line in shown(program)] == [["5", "False"], ["0", "False"]]
 
 
 def test_a_thread_gives_way_alone_and_on_top_of_what_its_process_has() -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 from keepstep.edge.os.loop import Loop
@@ -33,3 +35,18 @@ def test_closing_waits_for_what_has_begun_and_nobody_hears_of_it() -> None:
     loop.run(lambda: bool(heard))
     assert heard == ["nothing came"]
     loop.close()
+
+
+HANGING = """
+import threading
+from keepstep.edge.os.threads import AsideThreads
+
+begun = threading.Event()
+AsideThreads(lambda call: call(), begun.set).submit(threading.Event().wait, print)
+assert begun.wait(60)
+"""
+
+
+def test_a_process_ends_over_work_aside_that_never_does() -> None:
+    ended = subprocess.run([sys.executable, "-c", HANGING], timeout=60, capture_output=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")

@@ -36,8 +36,22 @@ def shown(
 def test_a_restart_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(monkeypatch, "info", RESTART) == ["ranks-restarted"]
     assert shown(monkeypatch, "debug", RESTART) == [kind for kind, _ in RESTART]
+    stayed = [*RESTART[:-1], ("ranks-restarted", logging.INFO), ("recovered", logging.WARNING)]
+    assert shown(monkeypatch, "info", stayed) == ["recovered"]
 
 
 def test_who_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     hangs = [("diagnosis", logging.WARNING)]
     assert shown(monkeypatch, "info", hangs) == ["diagnosis"]
+
+
+def test_what_others_have_written_changes_no_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A store's error, say: whoever answers there chooses its words."""
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "propagate", False)
+    speak_of_job("info")
+    log.error("the store says \x1b]0;mine\x07\x1b[2J")
+    told = capsys.readouterr().err
+    assert "the store says ?]0;mine??[2J" in told and "\x1b" not in told

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.edge.probes import memory
+from keepstep.edge.probes import cgroups, memory
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,6 @@ def test_where_the_counter_is(
     (tmp_path / "mounts").write_text("proc /proc proc rw 0 0\n" + mount.format(root))
     (tmp_path / "proc" / "7").mkdir(parents=True)
     (tmp_path / "proc" / "7" / "cgroup").write_text(cgroup)
-    monkeypatch.setattr(memory, "MOUNTS", tmp_path / "mounts")
-    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(cgroups, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(cgroups, "PROC", tmp_path / "proc")
     assert memory.find_counter(7) == root / file

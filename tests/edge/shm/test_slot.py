@@ -18,15 +18,16 @@ import pytest
 from keepstep.coding.checksum import BLOCK_BYTES, checksum
 from keepstep.edge.shm.memory import MEMORY, SharedMemory
 from keepstep.edge.shm.slot import (
-    MAGIC,
     Slot,
     check_identity,
     rank_dir,
     ranks_in,
+    readable_headers,
     slot_bytes,
     slot_path,
     slot_paths,
 )
+from keepstep.edge.shm.slot_header import MAGIC
 from keepstep.errors import DamageError, IdentityError, MemoryBudgetError
 from keepstep.model.layout import Layout, TensorSpec, lay_out
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
@@ -306,7 +307,7 @@ def test_damage_is_named_by_file_step_block_and_checksums(tmp_path: Path) -> Non
     found = checksum(slot.payload[BLOCK_BYTES : BLOCK_BYTES + 100])
     with pytest.raises(DamageError) as caught:
         slot.verify()
-    assert str(caught.value) == (
+    assert caught.value.args[0] == (
         f"{slot.path}: step 5 of rank 3 damaged: block 1 (payload bytes {BLOCK_BYTES} to "
         f"{BLOCK_BYTES + 100}) "
         f"has checksum {found:016x}, expected {want:016x}"
@@ -480,3 +481,17 @@ def test_names_that_are_no_rank_are_not_ours(tmp_path: Path) -> None:
     for name in ("rank-00003", "rank-abc", "rank-00000.bak", "rank-", "rank-00012"):
         (tmp_path / name).mkdir()
     assert ranks_in(MEMORY, tmp_path) == [3, 12]
+
+
+def test_headers_are_read_as_far_as_they_can_be(tmp_path: Path) -> None:
+    for index in range(3):
+        one = Slot.create(MEMORY, slot_path(tmp_path, 3, index), 30_000, 5_000)
+        seal(one, Stamp(index, 1), index)
+        one.close()
+    slot_path(tmp_path, 3, 3).write_bytes(b"torn")
+    slot_path(tmp_path, 3, 4).mkdir()
+    with slot_path(tmp_path, 3, 1).open("r+b") as file:
+        file.write(b"x" * 64)
+    found = [header.stamp.step for header in readable_headers(MEMORY, tmp_path, 3)]
+    assert found == [0, 2]
+    assert list(readable_headers(MEMORY, tmp_path, 4)) == []

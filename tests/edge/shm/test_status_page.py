@@ -23,13 +23,16 @@ from keepstep.edge.shm.status_page import (
     read_status,
     status_path,
 )
+from keepstep.model.shares import Share
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
 from keepstep.model.units import PAGE_BYTES
 
 i64 = st.integers(-(2**63), 2**63 - 1)
 u64 = st.integers(0, 2**64 - 1)
 u32 = st.integers(0, 2**32 - 1)
-views = st.builds(SlotView, st.sampled_from(SlotState), st.builds(Stamp, i64, u64), st.just(False))
+shares = st.none() | st.builds(Share, u64, st.integers(0, 2**31 - 1))
+states = st.sampled_from(SlotState)
+views = st.builds(SlotView, states, st.builds(Stamp, i64, u64), st.just(False), shares, u64)
 statuses = st.builds(
     RankStatus,
     *(
@@ -57,6 +60,9 @@ statuses = st.builds(
     slots=st.lists(views, max_size=MAX_SLOTS).map(tuple),
     collective=u64,
     span_steps=u32,
+    share_plan=u64,
+    kept_bytes=u64,
+    replica_group=u64,
 )
 
 

@@ -43,7 +43,7 @@ def test_a_run_that_was_never_quite_begun_is_none(kind: str, tmp_path: Path) -> 
     write(store, 5, SMALL)
     store._fs.makedirs(f"{store._base}/run-000002")
     store._fs.pipe_file(f"{store._base}/run-000002/{RUN}.tmp", b"torn")
-    assert store.look() == StoreListing([5])
+    assert store.look() == StoreListing([5], epochs={5: 0})
     assert store.begin_run() is not None and store.look() == StoreListing([])
 
 
@@ -55,3 +55,17 @@ def test_an_attempt_stays_in_the_run_in_which_it_began(tmp_path: Path) -> None:
         assert writer.url(7) == str(tmp_path / "step-000000000007")
         draft.abandon()
     assert writer.follow().url(7) == str(tmp_path / "run-000002" / "step-000000000007")
+
+
+@pytest.mark.parametrize("name", [RUN, f"{RUN}.tmp"])
+def test_a_link_where_a_run_is_to_begin_is_not_followed(tmp_path: Path, name: str) -> None:
+    """Whoever may write to the store could lead it to any file of the trainer's user."""
+    store = opened("disk", tmp_path)
+    write(store, 5, SMALL)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"mine")
+    run = tmp_path / "store" / "run-000002"
+    run.mkdir()
+    (run / name).symlink_to(elsewhere)
+    store.begin_run()
+    assert elsewhere.read_bytes() == b"mine"

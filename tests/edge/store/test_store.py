@@ -9,6 +9,8 @@ import os
 import random
 import shutil
 import subprocess
+import sys
+import types
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,7 +23,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.edge.store.checked_file import BLOCK_BYTES
+from keepstep.edge.store.checked_file import BLOCK_BYTES, store_errors
 from keepstep.edge.store.draft import MANIFEST
 from keepstep.edge.store.manifest import FileSum, Manifest, manifest_from_bytes
 from keepstep.edge.store.store import Store
@@ -179,13 +181,13 @@ def file_sum(size: int) -> FileSum:
 @given(
     st.builds(
         Manifest,
-        job=st.text(max_size=10),
+        job=st.text(st.characters(exclude_categories=["C", "Z"]), max_size=10),
         step=st.integers(0, 10**12 - 1),
         world_size=st.integers(1, 10**5),
         metrics=st.dictionaries(
             st.text(max_size=5), st.floats(allow_nan=False) | st.integers(-5, 5).map(float)
         ),
-        wall_ns=st.integers(0, 2**63),
+        wall_ns=st.integers(0, 2**63 - 1),
         fingerprint=st.dictionaries(
             st.text(max_size=5), st.none() | st.text(max_size=5) | st.lists(st.integers())
         ),
@@ -263,7 +265,7 @@ def test_a_file_of_another_size_is_no_checkpoint(tmp_path: Path, change: str) ->
     listing = store.list_checkpoints()
     assert [m.step for m in listing.checkpoints] == [1]
     found = {"shorter": "3 bytes", "longer": "5 bytes", "missing": "no file"}[change]
-    assert listing.broken[2].endswith(f"/b: expected 4 bytes, found {found}")
+    assert listing.broken[2].endswith(f"/b: expected 4 bytes, found {found} [KS2300]")
     with pytest.raises(DamageError, match=f"expected 4 bytes, found {found}"):
         store.verify(2)
     assert store.remove_incomplete(NEWER) == [], (
@@ -307,6 +309,19 @@ def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
 
 def refuse(*args: Any, **kwargs: Any) -> None:
     raise OSError(errno.EIO, "the disk refuses")
+
+
+def test_a_checkpoint_has_the_files_of_its_manifest_and_no_others(store: Store) -> None:
+    name = CheckpointName(2)
+    with store.draft(name) as draft:
+        with draft.open("a") as file:
+            file.write(b"alpha")
+        store._fs.pipe_file(f"{store.path(name)}/of-a-life-before", b"x")
+        draft.publish(Manifest("test", 2, 1, {}, 7, {}, dict(draft.files)))
+    store._fs.invalidate_cache()
+    there = {path.rsplit("/", 1)[-1] for path in store._fs.ls(store.path(name), detail=False)}
+    assert "a" in there and "of-a-life-before" not in there
+    assert store.intact(2) is not None
 
 
 @pytest.fixture
@@ -385,7 +400,7 @@ def test_a_look_that_fails_removes_no_checkpoint_and_hides_none(
             _fails_once_at(patch, call)
             try:
                 found = memory.look()
-                assert found == StoreListing([1]) or list(found.unreachable) == [1]
+                assert found == StoreListing([1], epochs={1: 0}) or list(found.unreachable) == [1]
                 failed += bool(found.unreachable)
             except StoreError:
                 failed += 1
@@ -395,7 +410,7 @@ def test_a_look_that_fails_removes_no_checkpoint_and_hides_none(
         with monkeypatch.context() as patch, pytest.raises(StoreError):
             _fails_once_at(patch, call)
             memory.draft(CheckpointName(1))
-        assert memory.look() == StoreListing([1])
+        assert memory.look() == StoreListing([1], epochs={1: 0})
     assert failed > 1
 
 
@@ -422,6 +437,26 @@ def test_an_object_store_that_does_not_answer_is_a_store_error(
         store.list_checkpoints()
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("asyncio", "TimeoutError"),
+        ("aiohttp", "ClientError"),
+        ("google.auth.exceptions", "GoogleAuthError"),
+        ("azure.core.exceptions", "AzureError"),
+    ],
+)
+def test_what_a_library_raises_of_its_own_is_a_store_error(
+    module: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No OSError, and in it the words of whoever answered."""
+    error = type(name, (Exception,), {})
+    monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**{name: error}))
+    told = r"reading it: expected .*found \w+: slow\?\[2J"
+    with pytest.raises(StoreError, match=told), store_errors("reading it"):
+        raise error("slow\x1b[2J")
+
+
 def test_nobody_answers_at_the_url() -> None:
     with pytest.raises(StoreError, match="expected a directory or an fsspec URL"):
         Store("ftp://127.0.0.1:1/run")
@@ -433,12 +468,14 @@ EXAMPLES = Path(__file__).parent / "examples"
 def test_checkpoints_from_before_attempts_had_names_are_read(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES / "without_attempts", tmp_path / "store")
     store = Store(tmp_path / "store")
-    assert store.look() == StoreListing([19, 12])
+    assert store.look() == StoreListing([19, 12], epochs={19: 0, 12: 0})
     manifest = store.verify(12)
     assert (manifest.job, manifest.world_size, manifest.timeline) == ("train", 2, None)
     assert store.open(manifest, "a").read() == b"alpha"
     write_attempt(store, CheckpointName(13, 1, 5), Timeline(1, 12))
-    assert store.look() == StoreListing([13, 12], epoch=1), "the job went on from step 12"
+    assert store.look() == StoreListing([13, 12], epoch=1, epochs={13: 1, 12: 0}), (
+        "the job went on from step 12"
+    )
     assert store.remove_incomplete(CheckpointName(0, 9)) == [] and store.intact(19) is not None
 
 
@@ -478,6 +515,50 @@ def test_nobody_removes_what_a_newer_attempt_has_begun(store: Store) -> None:
     assert store.read_small(drafts[2].name, "a") == b"begun"
 
 
+def test_an_absurd_name_pushes_no_epoch_out_of_what_names_can_hold(store: Store) -> None:
+    """Anybody who may write there can make a directory."""
+    with store.draft(CheckpointName(1, 999_999_999_999_999_999, 1)).open("a") as file:
+        file.write(b"nobody's")
+    with store.draft(CheckpointName(4, 7, 1)).open("a") as file:
+        file.write(b"begun")
+    assert store.list_checkpoints().epoch == 7
+
+
+def test_a_link_that_was_put_in_a_files_place_is_not_followed(tmp_path: Path) -> None:
+    store, name = Store(tmp_path / "store"), CheckpointName(5, 1, 1)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"mine")
+    draft = store.draft(name)
+    with draft.open("a") as file:
+        file.write(b"first")
+    Path(store.path(name, "b")).symlink_to(elsewhere)
+    with draft.open("b") as file:
+        file.write(b"second")
+    assert elsewhere.read_bytes() == b"mine"
+    assert not Path(store.path(name, "b")).is_symlink()
+    assert store.read_small(name, "b") == b"second"
+
+
+def test_a_link_that_was_put_in_a_checkpoints_place_is_not_followed(tmp_path: Path) -> None:
+    """Whoever may write to the store could have this user's files elsewhere replaced, or removed
+    as files of no manifest."""
+    store, name = Store(tmp_path / "store"), CheckpointName(5, 1, 1)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis").write_text("mine")
+    draft = store.draft(name)
+    with draft.open("a") as file:
+        file.write(b"first")
+    directory = Path(store.path(name))
+    directory.rename(tmp_path / "aside")
+    directory.symlink_to(home)
+    with pytest.raises(StoreError, match="writing"), draft.open("thesis") as file:
+        file.write(b"second")
+    with pytest.raises(StoreError, match="clearing"):
+        store.clear(name, keep=lambda _: False)
+    assert [(path.name, path.read_text()) for path in home.iterdir()] == [("thesis", "mine")]
+
+
 def test_a_manifest_takes_the_place_of_none(store: Store) -> None:
     name = CheckpointName(5, 1, 1)
     first, second = store.draft(name), store.draft(name)
@@ -491,3 +572,55 @@ def test_a_manifest_takes_the_place_of_none(store: Store) -> None:
         second.publish(made[1])
     second.abandon()
     assert store.read_manifest(5) == made[0]
+
+
+def test_what_is_in_doubt_counts_no_more_and_is_not_removed(store: Store) -> None:
+    for step in (3, 5, 7):
+        write_attempt(store, CheckpointName(step, 1, 1), Timeline(1, -1))
+    write_attempt(store, CheckpointName(9, 2, 1), Timeline(2, 7))
+    assert store.doubt(5, 2) == [CheckpointName(step, 1, 1).directory for step in (5, 7)]
+    found = store.look()
+    assert list(found.usable) == [9, 3] and set(found.damaged) == {5, 7}
+    assert "in doubt" in found.damaged[5] and not found.unfinished
+    assert store.doubt(5, 2) == [], "each is told once"
+    assert all(store.intact(CheckpointName(step, 1, 1)) is not None for step in (5, 7))
+    write_attempt(store, CheckpointName(5, 2, 1), Timeline(2, 3))  # the step, computed again
+    assert list(store.look().usable) == [9, 5, 3]
+
+
+def test_of_what_is_in_doubt_the_way_of_the_job_still_counts(store: Store) -> None:
+    """Else what was left behind before it would come back."""
+    write_attempt(store, CheckpointName(3, 1, 1), Timeline(1, -1))
+    write_attempt(store, CheckpointName(8, 1, 1), Timeline(1, -1))
+    write_attempt(store, CheckpointName(6, 2, 1), Timeline(2, 4))
+    store.doubt(6, 3)
+    found = store.look()
+    assert list(found.usable) == [3] and set(found.damaged) == {6}
+
+
+def test_a_store_in_which_all_is_in_doubt_is_not_taken_for_an_empty_one(store: Store) -> None:
+    write_attempt(store, CheckpointName(3, 1, 1), Timeline(1, -1))
+    store.doubt(0, 2)
+    assert store.look().damaged and not store.look().usable
+
+
+@pytest.mark.parametrize("moved", ["the store", "a step", "a manifest"])
+def test_a_link_that_leads_nowhere_now_is_not_an_empty_store(tmp_path: Path, moved: str) -> None:
+    """Checkpoints were moved to another disk and linked to, and that is not mounted."""
+    root, disk = tmp_path / "store", tmp_path / "disk"
+    write(Store(str(root)), 5, {"state": b"x" * 100})
+    [step_dir] = root.glob("step-*")
+    place = {"the store": root, "a step": step_dir, "a manifest": step_dir / MANIFEST}[moved]
+    place.rename(disk)
+    place.symlink_to(disk)
+    store = Store(str(root))
+    assert store.look().usable == [5]
+    disk.rename(tmp_path / "away")
+    if moved == "the store":
+        with pytest.raises(StoreError, match="what the link leads to"):
+            store.look()
+    else:
+        listing = store.look()
+        assert listing.usable == [] and list(listing.unreachable) == [5]
+    (tmp_path / "away").rename(disk)
+    assert store.look().usable == [5]

@@ -17,6 +17,7 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch import restore
 from keepstep.edge.torch.capture import TensorCopy
+from keepstep.edge.torch.numbers.copied import KnownBad
 from keepstep.edge.torch.state import Protected, State
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB
@@ -29,14 +30,14 @@ class Room:
         self._path = path
         self.slot: Slot | None = None
 
-    def begin(self, state: State, turn: int = 0) -> TensorCopy:
+    def begin(self, state: State, turn: int = 0, known_bad: KnownBad | None = None) -> TensorCopy:
         """A copy whose moving part is taken; the caller does the rest, at its own pace. `turn`: how
-        many there were before."""
+        many there were before. `known_bad`: see `TensorCopy`."""
         if self.slot is not None:
             self.slot.close()
         self.slot = Slot.create(MEMORY, self._path, state.payload_bytes, 64 * KIB)
         self.slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
-        copy = TensorCopy(state, self.slot, turn=turn)
+        copy = TensorCopy(state, self.slot, turn=turn, known_bad=known_bad)
         copy.copy_moving()
         return copy
 

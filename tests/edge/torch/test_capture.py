@@ -5,19 +5,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from keepstep.coding.checksum import block_checksums
 from keepstep.edge.os.threads import run_acts
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch import restore
-from keepstep.edge.torch.state import Protected
-from keepstep.model.units import MIB
+from keepstep.edge.torch.numbers.copied import KnownBad
+from keepstep.edge.torch.plan import CopyShare
+from keepstep.edge.torch.state import Protected, State
+from keepstep.edge.torch.views import write
+from keepstep.model.numbers import NotFinite
+from keepstep.model.units import KIB, MIB
 
 Bytes = Callable[[Any], Any]
 Room = Any  # conftest's
@@ -66,6 +76,62 @@ def test_forward_and_backward_before_the_copy_change_nothing(
     assert copy.moved == []
     room.seal(copy)
     assert snapshot_bytes(saved(room)) == expected
+
+
+@pytest.mark.parametrize(
+    ("plant", "name"),
+    [
+        (lambda t: t.model[2].weight.detach()[0, 1].fill_(float("nan")), "model.2.weight"),
+        (lambda t: t.optimizer.state[t.model[0].bias]["exp_avg"][1].fill_(float("inf")), "exp_avg"),
+    ],
+)
+def test_a_copy_tells_what_of_it_is_not_finite(
+    room: Room, plant: Callable[[Training], Any], name: str
+) -> None:
+    training, known = Training(), KnownBad()
+
+    def copied() -> list[str]:
+        copy = room.begin(training.protected.gather(), known_bad=known)
+        run_acts(copy.copy_still())
+        return list(copy.not_finite().names)
+
+    assert copied() == []
+    plant(training)
+    [found] = copied()
+    assert name in found
+
+
+def test_what_lies_between_tensors_is_nobodys(room: Room) -> None:
+    """A gap may hold anything: it was another state's, or nobody's."""
+    training, known = Training(), KnownBad()
+    state = training.protected.gather()
+    copy = room.begin(state, known_bad=known)
+    copy.slot.payload[:] = b"\xff" * len(copy.slot.payload)  # NaN, in any float
+    run_acts(copy.copy_still())
+    assert not copy.not_finite()
+
+
+def test_what_was_not_finite_before_the_first_step_is_no_news(room: Room) -> None:
+    training, known = Training(), KnownBad()
+    training.model[0].weight.detach()[0, 0] = -float("inf")  # a mask, say
+    assert known.learn(training.protected.gather().items)
+    for _ in range(2):
+        copy = room.begin(training.protected.gather(), known_bad=known)
+        run_acts(copy.copy_still())
+        assert not copy.not_finite()
+    copy = room.begin(training.protected.gather())
+    run_acts(copy.copy_still())
+    assert not copy.not_finite(), "nobody asked"
+
+
+def test_what_the_first_copy_of_a_life_holds_is_news(room: Room) -> None:
+    """A training that went on from good bytes, and whose first step was bad."""
+    training, known = Training(), KnownBad()
+    assert not known.learn(training.protected.gather().items)
+    training.model[0].weight.detach()[0, 0] = float("nan")
+    copy = room.begin(training.protected.gather(), known_bad=known)
+    run_acts(copy.copy_still())
+    assert copy.not_finite() == NotFinite(("model.0.weight",))
 
 
 def test_lazy_bytes_are_not_there_before_the_copy(room: Room) -> None:
@@ -129,6 +195,7 @@ def test_without_the_fence_the_update_tears_the_copy(room: Room) -> None:
     copy = room.begin(training.protected.gather())
     training.step()
     run_acts(copy.copy_still())
+    run_acts(copy.settle())
     lazy = {i.spec.name for i in copy.state.items if i.lazy}
     assert set(copy.moved) == lazy
 
@@ -162,16 +229,18 @@ def test_a_change_during_the_copy_is_detected(room: Room) -> None:
     state = training.protected.gather()
     copy = room.begin(state)
 
-    write = copy._write_hashed
+    written = copy._write_hashed
 
-    def write_and_change(pairs: Any) -> None:
-        write(pairs[:3])
+    def write_and_change(shares: Any) -> None:
+        pairs = [pair for share in shares for pair in share.pairs]
+        written([CopyShare.of(pairs[:3])])
         with torch.no_grad():
             training.model[0].weight.zero_()
-        write(pairs[3:])
+        written([CopyShare.of(pairs[3:])])
 
     copy._write_hashed = write_and_change  # type: ignore[method-assign]
     run_acts(copy.copy_still())
+    run_acts(copy.settle())
     assert copy.moved == ["model.0.weight"]
 
 
@@ -250,7 +319,11 @@ def test_what_moves_behind_the_fence_is_not_looked_at(room: Room) -> None:
     training = Training(fused=True)
     for turn in range(10):
         copy = room.begin(training.protected.gather(), turn)
-        training.optimizer.register_step_pre_hook(lambda *_, copy=copy: copy.fence())
+
+        def hook(*_: Any, copy: Any = copy) -> None:
+            copy.fence()
+
+        training.optimizer.register_step_pre_hook(hook)
         run_acts(copy.copy_still())
         training.step()
         copy.passed()
@@ -268,6 +341,113 @@ def test_torn_once_eager_from_then_on(room: Room, snapshot_bytes: Bytes) -> None
     assert copy.moved == []
     room.seal(copy)
     assert snapshot_bytes(saved(room)) == expected
+
+
+SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (3, 5), (8, 8), (64,), (1100,), (70, 70)]
+SOME = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+
+
+class Many(nn.Module):
+    """Tensors of many shapes: parameters in both orders of memory, one under two names, and buffers
+    of other types between them."""
+
+    def __init__(self, shapes: list[tuple[int, ...]], has_buffers: bool) -> None:
+        super().__init__()
+        for number, shape in enumerate(shapes):
+            data = torch.randn(shape)
+            turned = number % 3 == 2 and data.dim() == 2
+            self.register_parameter(f"p{number}", nn.Parameter(data.t() if turned else data))
+            if has_buffers and number % 4 == 3:
+                self.register_buffer(f"b{number}", torch.arange(number, dtype=torch.int16))
+        self.last = getattr(self, f"p{len(shapes) - 1}")
+
+
+def trained(shapes: list[tuple[int, ...]], has_buffers: bool) -> State:
+    """With all that an optimizer keeps of each."""
+    model = Many(shapes, has_buffers)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return Protected.of({"model": model, "optimizer": optimizer}, lazy=True).gather()
+
+
+@SOME
+@given(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=40), st.booleans())
+def test_all_at_once_is_what_tensor_by_tensor_is(
+    room: Room, tmp_path: Path, shapes: list[tuple[int, ...]], has_buffers: bool
+) -> None:
+    state = trained(shapes, has_buffers)
+    copy = room.begin(state)
+    run_acts(copy.copy_still())
+    run_acts(copy.settle())
+    assert copy.moved == []
+    slow = Slot.create(MEMORY, tmp_path / "slow", state.payload_bytes, 64 * KIB)
+    for item, segment in zip(state.items, state.layout.segments, strict=True):
+        write(slow, segment, item.local)
+    for segment in state.layout.segments:
+        found, expected = (
+            bytes(slot.payload[segment.offset : segment.end]) for slot in (room.slot, slow)
+        )
+        assert found == expected, segment.spec
+    payload = room.slot.payload[: state.payload_bytes]
+    is_hashed = all(item.address or not item.local.numel() for item in state.items)
+    assert copy.sums == (dict(enumerate(block_checksums(payload))) if is_hashed else {})
+    del payload
+    slow.close()
+
+
+@SOME
+@given(st.lists(st.sampled_from(SHAPES[2:]), min_size=1, max_size=40), st.data())
+def test_each_tensor_among_many_is_named_when_it_moves(
+    room: Room, shapes: list[tuple[int, ...]], data: st.DataObject
+) -> None:
+    state = trained(shapes, has_buffers=True)
+    copy = room.begin(state)
+    lazy = [item for item in state.items if item.lazy]
+    assert len(lazy) == 4 * len(shapes)
+    moved = data.draw(st.lists(st.sampled_from(range(len(lazy))), max_size=3, unique=True))
+    is_late = data.draw(st.booleans())
+    if is_late:
+        run_acts(copy.copy_still())
+    with torch.no_grad():
+        for index in moved:
+            lazy[index].local.add_(1)
+    if not is_late:
+        run_acts(copy.copy_still())
+    copy.fence()
+    assert sorted(copy.moved) == sorted(lazy[index].spec.name for index in moved)
+
+
+def test_a_counter_is_that_of_the_moment_it_was_gathered(room: Room) -> None:
+    """What moves between that and the copy's beginning has moved; what moved before has not."""
+    training = Training()
+    training.protected.gather()
+    training.step()
+    state = training.protected.gather()
+    with torch.no_grad():
+        training.model[2].weight.zero_()
+    copy = room.begin(state)
+    run_acts(copy.copy_still())
+    copy.fence()
+    assert copy.moved == ["model.2.weight"]
+
+
+def test_a_second_tensor_over_the_same_bytes_has_a_counter_of_its_own(room: Room) -> None:
+    """`.data` makes such a one: its operations do not show in the first one's counter."""
+    weight = nn.Parameter(torch.ones(3))
+    other = nn.Parameter(weight.data)
+    optimizer = torch.optim.SGD([weight, other], 0.1)
+    protected = Protected.of({"weight": weight, "other": other, "optimizer": optimizer}, lazy=True)
+    copy = room.begin(protected.gather())
+    version = weight._version
+    with torch.no_grad():
+        other.mul_(2)
+    assert weight._version == version
+    run_acts(copy.copy_still())
+    run_acts(copy.settle())
+    assert copy.moved == ["weight"]
 
 
 @pytest.mark.parametrize("is_awaited", [False, True])
@@ -327,6 +507,7 @@ def test_an_operation_on_a_dtensor_tears_its_local_part(room: Room) -> None:
         with torch.no_grad():
             weight.mul_(2)
         run_acts(copy.copy_still())
+        run_acts(copy.settle())
         assert copy.moved == ["weight"]
     finally:
         dist.destroy_process_group()

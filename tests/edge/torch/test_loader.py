@@ -29,10 +29,12 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from keepstep.edge.torch.batches import not_repeated
 from keepstep.edge.torch.foreign_draws import ForeignDraws
 from keepstep.edge.torch.loader import Loader, Loaders
 from keepstep.edge.torch.random_stream import RandomStream
 from keepstep.errors import ConfigError
+from keepstep.model.numbers import BatchPlace
 
 ITEMS = 11
 
@@ -88,6 +90,18 @@ def dealt() -> DistributedSampler[Any]:
     return DistributedSampler(Items(), num_replicas=2, rank=1, seed=3)
 
 
+class ByEpoch(Items):
+    """Another data set in each epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [float(self.epoch), *super().__getitem__(index)]
+
+
 KINDS: dict[str, Callable[[], Any]] = {
     "in turn": lambda: DataLoader(Items(), 3),
     "shuffled": lambda: DataLoader(Items(), 3, shuffle=True),
@@ -113,6 +127,12 @@ WORKERS: dict[str, Callable[[], Any]] = {
         Items(), 3, shuffle=True, num_workers=2, persistent_workers=True
     ),
     "iterable": lambda: DataLoader(Stream(), 3, num_workers=2),
+    "iterable, workers that stay": lambda: DataLoader(
+        Stream(), 3, num_workers=2, persistent_workers=True
+    ),
+    "by epoch, workers that stay": lambda: DataLoader(
+        ByEpoch(), 3, num_workers=2, persistent_workers=True
+    ),
     "distributed": lambda: DataLoader(Items(), 2, sampler=dealt(), num_workers=1),
 }
 
@@ -270,6 +290,51 @@ def test_an_empty_epoch_is_an_error_not_an_endless_loop() -> None:
         next(loader)
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sets(st.integers(0, 14), max_size=5),
+    st.lists(st.integers(0, 12), max_size=3),
+)
+def test_batches_that_are_left_out_stay_out_whatever_is_restored(
+    left_out: set[int], jumps: list[int]
+) -> None:
+    """What comes is what would have come without them, and from the same seeds."""
+    make = lambda: DataLoader(Items(), batch_size=2, shuffle=True)  # noqa: E731
+    everything, _ = undisturbed(make, 30)
+    per_epoch = (ITEMS + 1) // 2
+    wanted = [b for number, b in enumerate(everything) if number not in left_out][:20]
+    loaders, loader = loader_of(make())
+    at_first = pickle.dumps(loaders.state_dict())
+    loaders.skip([BatchPlace(loader.name, n // per_epoch, n % per_epoch) for n in left_out])
+    states = [at_first]  # knows of nothing that is left out
+    found: list[Any] = []
+    for jump in [*jumps, 0]:
+        while len(found) < 20:
+            found.append(plain(next(loader)))
+            states.append(pickle.dumps(loaders.state_dict()))
+            if jump and len(found) == jump + 5:
+                break
+        if jump < len(found) and jump:
+            loaders.load_state_dict(pickle.loads(states[jump]))
+            del found[jump:], states[jump + 1 :]
+    assert found == wanted[: len(found)] and len(found) == 20
+    _, again = loader_of(make(), pickle.dumps(loaders.state_dict()))
+    assert plain(next(again)) == plain(next(loader))  # it is in the state
+
+
+def test_batches_that_are_given_come_before_all_others_and_move_no_place() -> None:
+    loaders, loader = loader_of(DataLoader(Items(), batch_size=2))
+    first = plain(next(loader))
+    loaders.forget_taken()
+    loaders.give([("0", "other's"), ("unknown", "nobody's")])
+    assert next(loader) == "other's"
+    assert loaders.taken() == [] and loader.batch == 1
+    state = pickle.dumps(loaders.state_dict())
+    loaders.give([("0", "other's")])
+    loaders.load_state_dict(pickle.loads(state))
+    assert plain(next(loader)) != first and next(loader) != "other's"
+
+
 def test_names_are_taken_once_and_find_their_place() -> None:
     torch.manual_seed(5)
     loaders = Loaders(ForeignDraws())
@@ -309,6 +374,20 @@ class OwnPlace:
 
 def test_what_keeps_its_own_place_is_asked() -> None:
     check_everywhere(OwnPlace, list(range(12)), 11)
+
+
+def test_workers_that_stay_are_the_programs_own_to_have() -> None:
+    source = DataLoader(ByEpoch(), 3, num_workers=1, persistent_workers=True)
+    _, loader = loader_of(source)
+    next(loader)
+    assert source.persistent_workers and source._iterator is None
+
+
+def test_what_is_not_repeated_is_said() -> None:
+    torchdatas = OwnPlace()
+    assert not_repeated(torchdatas) == "" == not_repeated(DataLoader(Items(), 3, num_workers=2))
+    torchdatas.num_workers = 2  # type: ignore[attr-defined]
+    assert "the random numbers of its workers" in not_repeated(torchdatas)
 
 
 class StatefulStream(Stream):
@@ -427,3 +506,76 @@ def test_nothing_is_left_behind_at_the_end() -> None:
     watch.end()
     watch.end()
     assert _BaseDataLoaderIter.__next__ is original
+
+
+class Place:
+    """What else has a place in the data."""
+
+    def __init__(self, at: int | None = None) -> None:
+        self.at = at
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.at is None else {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state.get("at")
+
+
+def test_what_has_a_place_beside_is_kept_and_restored_whenever_it_comes() -> None:
+    first = Loaders(ForeignDraws())
+    first.add_beside("place", Place(7))
+    state = first.state_dict()
+    assert state == {"place": {"at": 7}}
+    early, late, later = Loaders(ForeignDraws()), Place(), Place()
+    early.load_state_dict(state)
+    assert early.unclaimed == ["place"]
+    early.add_beside("place", late)
+    assert late.at == 7 and early.unclaimed == []
+    early.load_state_dict({})
+    assert late.at is None and early.state_dict() == {}
+    with pytest.raises(ConfigError, match="taken"):
+        early.add([1], "place", 1)
+    ready = Loaders(ForeignDraws())
+    ready.add_beside("place", later)
+    ready.load_state_dict(state)
+    assert later.at == 7
+
+
+class Shuffles(Sampler[int]):
+    """Of an ordinary program: an order from a state of its own, another one in each epoch."""
+
+    def __init__(self, how: str) -> None:
+        self.how, self.epoch = how, 0
+        self.data = Items()
+        self.order = list(range(ITEMS))
+        self.torch_s, self.python_s = seeded(), random.Random(5)
+        self.numpy_s = numpy.random.default_rng(6)
+
+    def __iter__(self) -> Iterator[int]:
+        if self.how == "torch":
+            yield from torch.randperm(ITEMS, generator=self.torch_s).tolist()
+        elif self.how == "python":
+            yield from self.python_s.sample(range(ITEMS), ITEMS)
+        elif self.how == "numpy":
+            yield from self.numpy_s.permutation(ITEMS).tolist()
+        elif self.how == "counter":
+            self.epoch += 1
+            yield from random.Random(self.epoch).sample(range(ITEMS), ITEMS)
+        else:
+            self.python_s.shuffle(self.order)
+            yield from self.order
+
+
+@pytest.mark.parametrize("how", ["torch", "python", "numpy", "counter", "in place"])
+def test_a_sampler_goes_on_from_a_state_of_its_own(how: str) -> None:
+    check_everywhere(lambda: DataLoader(Items(), 3, sampler=Shuffles(how)), list(range(14)), 13)
+
+
+def test_only_what_a_sampler_changes_is_kept() -> None:
+    loaders, loader = loader_of(DataLoader(Items(), 3, sampler=Shuffles("counter")))
+    [begun] = loaders.state_dict().values()
+    assert begun["batches"]["attributes"] == [{}]
+    for _ in range(5):
+        next(loader)
+    [later] = loaders.state_dict().values()
+    assert later["batches"]["attributes"] == [{"epoch": 1}]

@@ -82,7 +82,7 @@ def trained(protected: Protected, steps: int = 5) -> Protected:
 
 
 def told(protected: Protected) -> list[str]:
-    return restore.caveats(protected, world_size=1)
+    return restore.caveats(protected)
 
 
 EDITS = [

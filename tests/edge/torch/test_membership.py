@@ -128,3 +128,23 @@ def test_every_collective_that_used_the_network_is_told_to_have_ended_once(
     members.end(works[1])  # it ends all the same, later
     assert not members.begin(Sum())
     assert told == [1, 1, 1, 1, -1, -3]
+
+
+def test_it_is_told_when_some_collective_is_under_way_and_when_none_is_any_more(
+    members: Membership,
+) -> None:
+    told: list[bool] = []
+    members.on_busy = told.append
+    works = [Sum() for _ in range(3)]
+    assert members.begin(works[0]) and members.begin(works[1])
+    members.end(works[0])
+    assert told == [True]
+    members.end(works[1])
+    members.end(works[1])
+    assert told == [True, False]
+    assert members.begin(works[2])
+    members.lose("rank 1 was killed")
+    members.end(works[2])
+    assert told == [True, False, True, False]
+    members.enter()
+    assert members.entered == 1

@@ -213,24 +213,32 @@ def test_whatever_comes_in_whatever_order_nothing_is_unmapped_while_it_is_regist
 # -- a copy from a device
 
 
-class FakeStream:
-    """A side stream that has always just ended, or failed."""
+class FakeDeviceCopy:
+    """Copies on a device that has always just ended, or failed. See `DeviceCopy`."""
+
+    has_any, is_captured, is_ordered = True, False, False
 
     def __init__(self, room: Room, error: str | None = None) -> None:
         self.room, self.error = room, error
         self.locked_at_end: list[set[int]] = []
 
-    def wait_stream(self, stream: object) -> None:
+    def order_moving(self) -> None:
         """Nothing is queued."""
 
-    def synchronize(self) -> None:
+    def order_still(self) -> None:
+        """Nothing is queued."""
+
+    def hash_landed(self, *_: object) -> dict[int, int]:
+        return {}
+
+    def wait(self) -> None:
         self.locked_at_end.append(self.room.locker.registered)
         if self.error is not None:
             raise RuntimeError(self.error)
 
 
 def copy_on(
-    room: Room, stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+    room: Room, device: FakeDeviceCopy, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[TensorCopy, Slot]:
     """A copy that takes its state to be on a device."""
     protected = Protected.of({"weight": torch.ones(8)}, lazy=True)
@@ -239,8 +247,7 @@ def copy_on(
     room.locks.lock(slot)
     slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
     copy = TensorCopy(state, slot, locks=room.locks)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(room))
-    monkeypatch.setitem(copy._streams, torch.device("cuda", 3), stream)
+    monkeypatch.setattr(copy, "_device", device)
     return copy, slot
 
 
@@ -248,7 +255,7 @@ def copy_on(
 def test_a_slot_that_is_closed_under_a_copy_is_locked_until_the_device_is_through(
     room: Room, monkeypatch: pytest.MonkeyPatch, error: str | None
 ) -> None:
-    stream = FakeStream(room, error)
+    stream = FakeDeviceCopy(room, error)
     copy, slot = copy_on(room, stream, monkeypatch)
     copy.copy_moving()
     monkeypatch.setattr(copy, "_write_hashed", lambda pairs: slot.close())
@@ -264,7 +271,7 @@ def test_a_slot_that_is_closed_under_a_copy_is_locked_until_the_device_is_throug
 def test_a_copy_that_fails_at_the_boundary_does_not_keep_the_lock(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = FakeStream(room)
+    stream = FakeDeviceCopy(room)
     copy, slot = copy_on(room, stream, monkeypatch)
 
     def fails(pairs: object) -> None:
@@ -305,7 +312,7 @@ def test_a_state_on_a_device_locks_every_slot_for_that_device(
 
     copies: list[PageLocks | None] = []
 
-    def copy(state: object, slot: Slot, turn: int, locks: PageLocks | None) -> None:
+    def copy(state: object, slot: Slot, locks: PageLocks | None, **_: object) -> None:
         copies.append(locks)
 
     device = torch.device("cuda", 3)

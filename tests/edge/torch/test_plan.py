@@ -19,7 +19,7 @@ from torch import nn
 from keepstep.edge.torch import dict_changes, looks, plan
 from keepstep.edge.torch.looks import Looks
 from keepstep.edge.torch.state import Protected, State
-from keepstep.edge.torch.tree import Kept, Numbers, TreePickler
+from keepstep.edge.torch.tree import Kept, Numbers, TreePickler, name_tensors
 from tests.edge.torch.conftest import bytes_of
 
 WIDTH = 3
@@ -442,8 +442,8 @@ def found(state: State) -> list[Any]:
     copied = [
         (kind, item.spec.name, segment.offset)
         for copies in state.copies
-        for kind, pairs in (("lazy", copies.lazy), ("eager", copies.eager))
-        for item, segment in pairs
+        for kind, share in (("lazy", copies.lazy), ("eager", copies.eager))
+        for item, segment in share.pairs
     ]
     return [items, copied, state.layout, state.objects]
 
@@ -577,3 +577,14 @@ def test_tensors_look_the_same_or_not(
     assert before.are(found)
     change(found[index])
     assert not before.are(found)
+
+
+def test_two_tensors_of_one_path_have_two_names() -> None:
+    tree = {"a.b": torch.zeros(2), "a": {"b": torch.ones(2)}}
+    names: dict[int, str] = {}
+    name_tensors(tree, "d", names)
+    first = Kept()
+    first.keep(tree["a.b"], names)
+    second = first.after()
+    second.keep(tree["a"]["b"], names)
+    assert [item.spec.name for item in first.items + second.items] == ["d.a.b", "d.a.b#2"]

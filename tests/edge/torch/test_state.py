@@ -162,3 +162,19 @@ def test_reserved_names_are_refused() -> None:
 def test_a_tensor_without_bytes_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"shape \(3, 2\) is on the meta device"):
         protected(model=nn.Linear(2, 3, device="meta")).gather()
+
+
+def test_what_holds_itself_is_kept_and_what_is_too_deep_is_named() -> None:
+    ring: dict[str, Any] = {"tensor": torch.ones(2)}
+    ring["self"] = ring
+    ring["list"] = [ring]
+    protected = Protected.of({"ring": ring}, True)
+    assert [i.spec.name for i in protected.gather().items if "ring" in i.spec.name] == [
+        "ring.tensor"
+    ]
+    assert protected.meshes() == {}
+    deep: list[Any] = []
+    for _ in range(3000):
+        deep = [deep]
+    with pytest.raises(ConfigError, match="deep: expected containers"):
+        Protected.of({"deep": deep}, True)

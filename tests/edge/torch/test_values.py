@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from enum import Enum
@@ -209,3 +210,45 @@ def test_a_set_holds_the_very_objects_that_others_hold() -> None:
     later = copy.deepcopy(live)
     found, _ = filled(live, later)
     assert found["open"] == {node} and found["all"][0] is node
+
+
+class OwnNumber(complex):
+    pass
+
+
+class Fixed:
+    """Is what it was made of."""
+
+    def __new__(cls, value: int) -> Fixed:
+        made = object.__new__(cls)
+        object.__setattr__(made, "value", value)
+        return made
+
+    def __getnewargs__(self) -> tuple[int]:
+        return (self.value,)  # type: ignore[attr-defined,no-any-return]
+
+    def __setattr__(self, *_: Any) -> None:
+        raise AttributeError("fixed")
+
+    def __repr__(self) -> str:
+        return f"Fixed({self.value})"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("live", "saved"),
+    [
+        (1j, 2j),
+        (OwnNumber(1j), OwnNumber(2j)),
+        (re.compile("a"), re.compile("b")),
+        (int | str, int | float),
+        (torch.strided, torch.sparse_coo),
+        (torch.float32, torch.float16),
+        (torch.finfo(torch.float32), torch.finfo(torch.float16)),
+        (Fixed(1), Fixed(2)),
+        (range(1), range(2)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_made_anew_or_not_at_all_is_the_saved_one(live: Any, saved: Any) -> None:
+    assert repr(Refill({}).top("it", live, saved)) == repr(saved)
+    assert repr(Refill({}).top("it", {"in": [live]}, {"in": [saved]})) == repr({"in": [saved]})

@@ -115,7 +115,8 @@ def test_every_story_ends_with_one_code_and_within_its_budget(
 
 
 def test_a_job_that_ends_well(node: Node) -> None:
-    assert [e.data["pid"] for e in node.room.journal.of("job-started")] == [500]
+    [started] = node.room.journal.of("job-started")
+    assert started.data["pid"] == 500 and ": 2 ranks of `" in started.why
     assert set(node.processes.living) == {0, 1}
     for rank in (0, 1):
         assert node.outcome == []
@@ -271,8 +272,24 @@ def test_what_ranks_suspect_is_told_and_nothing_follows(node: Node) -> None:
     assert node.processes.killed == []
 
 
+def test_a_rank_that_loses_all_its_connections_says_so_once(node: Node) -> None:
+    box = node.connect(0)
+    box.says(ConnectionSuspect(0, "to rank 1 closed"))
+    box.says(ConnectionSuspect(0, "to rank 1 closed, too"))
+    node.connect(1).says(ConnectionSuspect(1, "closed"))
+    assert [e.data["rank"] for e in node.room.journal.of("suspicion")] == [0, 1]
+
+
+def test_what_a_standby_cannot_build_is_told_once(node: Node) -> None:
+    node.processes.standby_pid = 77
+    for _ in range(2):
+        assert node.agent.standby_ready(77, "models:make (ImportError: no models)")
+    [told] = node.room.journal.of("caveat")
+    assert "cannot build models:make (ImportError: no models)" in told.why
+
+
 def test_a_standby_of_another_agent_is_not_taken(node: Node) -> None:
-    assert not node.agent.standby_ready(99)
+    assert not node.agent.standby_ready(99, "")
 
 
 # -- several nodes
@@ -313,6 +330,8 @@ def town(tmp_path: Path) -> Town:
 
 def test_nodes_meet_and_their_keepers_are_told_of_each_other(town: Town) -> None:
     for node in town.nodes:
+        [started] = node.room.journal.of("job-started")
+        assert ": 1 rank on each of 2 nodes of `" in started.why
         assert set(node.processes.living) == {0}
         [told] = node.room.keepers.box.of(BeginMesh)
         assert len(told.mesh.members) == 2
@@ -327,6 +346,14 @@ def test_what_fails_on_one_node_restarts_the_others(town: Town) -> None:
     for node in town.nodes:
         assert [place.attempt for place, _, _ in node.processes.started] == [0, 1]
     assert first.processes.killed == [{0}]
+
+
+def test_an_error_of_any_length_reaches_the_other_nodes(town: Town) -> None:
+    first, second = town.nodes
+    second.end(0, 1, f"ValueError: {'no ' * 5000}")
+    town.pass_s(3)
+    assert [place.attempt for place, _, _ in first.processes.started] == [0, 1]
+    assert first.outcome == second.outcome == []
 
 
 def test_all_nodes_wait_before_a_restart_when_those_before_it_were_in_vain(town: Town) -> None:
@@ -452,3 +479,35 @@ def test_a_keeper_that_cannot_listen_is_no_beginning(tmp_path: Path) -> None:
     node = Node(AgentRoom(tmp_path, 1, 2)).begin()
     node.room.keepers.box.says(CannotListen("taken"))
     assert len(node.outcome) == 1 and isinstance(node.outcome[0], KeeperError)
+
+
+def test_a_node_with_a_slow_rank_leaves_its_place_to_the_spare_that_waits(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town.come(2)
+    town.pass_s(3)
+    spare = town.nodes[2]
+    assert spare.processes.started == []
+    lived = town.nodes[1]
+    slow = lived.agent._enforcer._slow
+    assert slow is not None
+    why = iter(["rank 1 has cost 60.00 s"])
+    monkeypatch.setattr(slow, "tick", lambda now_ns: next(why, ""))
+    town.pass_s(20)
+    assert [place.attempt for place, _, _ in spare.processes.started] == [1]
+    assert [place.attempt for place, _, _ in town.nodes[0].processes.started] == [0, 1]
+    assert [place.attempt for place, _, _ in lived.processes.started] == [0]
+    assert set(lived.processes.living) == set() and lived.outcome == []
+
+
+def test_why_a_spare_cannot_have_this_nodes_place(
+    node: Node, town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.begin()
+    assert node.agent._why_no_swap() == "the job has one node"
+    one = town.nodes[0].agent
+    assert "cannot do without" in one._why_no_swap()
+    monkeypatch.setattr(one, "_is_expendable", lambda: True)
+    assert one._why_no_swap() == ""
+    one._has_left = True
+    assert "once before" in one._why_no_swap()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keepstep.core.recovery.leader_lease import Lease, OrderGranted
 from keepstep.model.attempts import Arrival, Verdict
 from keepstep.model.units import S_NS
 from keepstep.runtime.agent.coordinator import SILENT_NS, Coordinator, Presence
@@ -114,6 +115,27 @@ def test_a_node_that_came_and_does_not_answer_ends_the_attempt() -> None:
     assert agents.ask(agents.record().marks(0, "ready", [2])) == [CALLED_OFF], "nobody waits on"
 
 
+def test_no_verdict_is_said_by_who_stood_still_after_its_lease_was_renewed() -> None:
+    """Another agent has taken over in the very moment between the renewal and the verdict."""
+    agents = Agents([0])
+    for place in range(NODES):
+        agents.seat(place, is_ready=place != 2)
+    table = agents.meeting.table
+    order, record = agents.agents[0]._order, agents.agents[0]._record
+
+    async def late(attempt: int, granted: OrderGranted) -> None:
+        usurper = Lease(granted.term + 1, "another life", "agent 9")
+        assert await record.swap_lease(agents.agents[0]._leadership.lease, usurper) == usurper
+        await order(attempt, granted)
+
+    agents.agents[0]._order = late  # type: ignore[method-assign]
+    agents.pass_s(3 * LEASE_S)
+    assert agents.verdict is None and "0/verdict" not in table.values
+    assert agents.journals[0].of("attempt-wanted") == []
+    assert "another one leads" in agents.journals[0].of("order-refused")[0].why
+    assert agents.ask(agents.record().marks(0, "ready", [2])) == [None], "nothing is called off"
+
+
 def test_an_attempt_that_is_not_full_is_waited_for() -> None:
     agents = Agents([0])
     agents.seat(0)
@@ -168,3 +190,13 @@ def test_a_kv_that_answers_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert town.silent == []
     town.pass_s(LEASE_S + 1)
     assert sorted(town.silent) == [0, 1]
+
+
+def test_who_has_left_is_not_told_of_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    town = Agents([0, 1])
+    town.pass_s(LEASE_S)
+    monkeypatch.setattr(FakeKV, "read", lambda self, keys, then: None)
+    town.pass_s(LEASE_S)
+    town.agents[0].close()
+    town.pass_s(2 * SILENT_NS / S_NS)
+    assert town.silent == [1]

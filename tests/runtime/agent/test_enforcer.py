@@ -16,6 +16,7 @@ from keepstep.model.launch import ErrorReport, RankAssignment, RankEnd
 from keepstep.model.messages.agent_rank import RankHere, TrainingEnded
 from keepstep.model.restarts import AttemptWanted, Event, RanksUndead
 from keepstep.model.snapshot import Phase
+from keepstep.model.units import S_NS
 from keepstep.runtime.agent.enforcer import Enforcer
 from keepstep.runtime.agent.monitor import Monitor
 from keepstep.runtime.agent.rank_server import RankServer
@@ -110,6 +111,25 @@ def test_an_end_with_an_error_is_a_failure_that_all_nodes_can_compare(node: Node
     assert told.data["rank"] == 3 and told.data["pid"] == node.pids[3] and told.data["code"] == 1
 
 
+def test_what_the_errors_words_mean_stands_beside_its_end_and_decides_nothing(node: Node) -> None:
+    words = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    room = node.room
+    found = node.enforcer.explain(node.end(1, 1, words))
+    assert found.failure is not None and found.failure.cause is Cause.OOM
+    [told] = room.journal.of("rank-exited")
+    assert (told.data["failure_class"], told.data["role"]) == ("gpu-memory", "root")
+    assert told.why.endswith("; a GPU's memory was full; cheapest: lower memory")
+    assert "cheapest" not in f"{found}", "the other nodes hear what they heard"
+
+
+def test_an_end_that_others_caused_and_one_by_a_signal_are_told_as_before(node: Node) -> None:
+    node.enforcer.explain(node.end(1, 1, "RuntimeError: Connection closed by peer [h]:1"))
+    node.enforcer.explain(node.end(0, -9))
+    told, killed = node.room.journal.of("rank-exited")
+    assert (told.data["failure_class"], told.data["role"]) == ("lost-rank", "cascade")
+    assert "failure_class" not in killed.data and "cheapest" not in told.why + killed.why
+
+
 def test_a_good_end_is_no_failure(node: Node) -> None:
     box = FakeBox(node.pids[2], node.server)
     box.says(RankHere(2, node.pids[2]))
@@ -143,3 +163,21 @@ def test_who_was_condemned_ends_for_that(node: Node) -> None:
     assert found.code == -9 and found.failure is not None
     assert len(node.room.journal.of("diagnosis")) == 1, "it has been told already"
     assert node.look(hang(3)) == [], "its life is over"
+
+
+def test_ranks_that_train_and_show_no_steps_are_told_of(node: Node) -> None:
+    """What they have completed is on their status pages, whatever they measure."""
+    pages = [StatusPage.own(MEMORY, node.room.options.job_dir, rank) for rank in (2, 3)]
+    for step in range(80):
+        for rank, page in zip((2, 3), pages, strict=True):
+            assert page is not None
+            page.publish(
+                rank=rank, world_size=4, pid=node.pids[rank], incarnation=1, completed_step=step
+            )
+        assert list(node.enforcer.look_at_steps()) == []
+        node.room.time.pass_ns(S_NS // 2)
+    [told] = node.room.journal.of("slow-unknown")
+    assert told.data["doubt"] == "records" and "ranks 2, 3 did" in told.why
+    for page in pages:
+        assert page is not None
+        page.close()

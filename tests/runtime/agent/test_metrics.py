@@ -17,14 +17,18 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from keepstep.config import Settings, resolve
+from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.shm.collective_profile_page import COUNT_FILE
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.node_safety_file import write_node_safety
+from keepstep.edge.shm.parts_file import write_parts
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import ConfigError
 from keepstep.model.horizon import Horizon
+from keepstep.model.parts import STALE_NS, PartHealth, PartNumber, PartsReport
 from keepstep.model.rhythm import Interleaved
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.model.units import S_NS
@@ -109,6 +113,97 @@ def test_a_job_before_anything_has_happened(metrics: ServedMetrics) -> None:
     assert (
         sum(value for (name, _), value in found.items() if name == "keepstep_goodput_seconds") == 0
     )
+
+
+def test_what_became_of_checkpoints_and_redundancy(
+    settings: Settings, metrics: ServedMetrics
+) -> None:
+    port = metrics.start(0)
+    before = scrape(port)
+    assert ("keepstep_stored_step", "") not in before
+    assert ("keepstep_redundancy_off", "") not in before
+    assert [before["keepstep_checkpoints_total", o] for o in ("stored", "failed")] == [0, 0]
+    with writing(settings) as journal:
+        for kind, step in (("persisted", 3), ("persist-failed", 5), ("persisted", 7)):
+            journal.record(kind, "so it was", step=step)
+        for kind in ("persister-stuck", "store-unreachable", "store-unreachable", "declined"):
+            journal.record(kind, "so it was")
+    write_node_safety(MEMORY, settings.job_dir, {"policy": "none", "nodes": []})
+    found = scrape(port)
+    assert found["keepstep_stored_step", ""] == 7
+    assert [found["keepstep_checkpoints_total", o] for o in ("stored", "failed")] == [2, 1]
+    troubles = [found["keepstep_store_troubles_total", k] for k in ("hangs", "unreachable")]
+    assert troubles == [1, 2]
+    assert found["keepstep_declined_total", ""] == 1
+    assert found["keepstep_redundancy_off", ""] == 1
+    write_node_safety(MEMORY, settings.job_dir, {"policy": "copies:2", "nodes": []})
+    assert scrape(port)["keepstep_redundancy_off", ""] == 0
+
+
+def test_parts_as_other_exporters_name_them_while_they_are_news(
+    settings: Settings, metrics: ServedMetrics
+) -> None:
+    port = metrics.start(0)
+    assert not any("part_health" in name for name, _ in scrape(port))
+    parts = (PartHealth("gpu 0000:3b:00", "bad", "hot", "cool it", 3, 1),)
+    numbers = (
+        PartNumber("DCGM_FI_DEV_GPU_TEMP", "pci_bus_id", "0000:3b:00", 91.0),
+        PartNumber("node_network_carrier_changes_total", "device", "eth0", 4.0),
+    )
+    now_ns, boot = CLOCK.monotonic_ns(), CLOCK.boot()
+    assert write_parts(MEMORY, settings.job_dir, PartsReport(now_ns, boot, parts, numbers))
+    found = scrape_all(port)
+    assert found["keepstep_part_health", ("bad", "gpu 0000:3b:00")] == 1
+    assert found["keepstep_part_health", ("ok", "gpu 0000:3b:00")] == 0
+    assert found["DCGM_FI_DEV_GPU_TEMP", ("0000:3b:00",)] == 91
+    assert found["node_network_carrier_changes_total", ("eth0",)] == 4
+    old_ns = max(0, now_ns - STALE_NS - S_NS)
+    write_parts(MEMORY, settings.job_dir, PartsReport(old_ns, "another boot", parts, numbers))
+    found = scrape_all(port)
+    assert found["keepstep_part_health", ("unknown", "gpu 0000:3b:00")] == 1
+    assert ("DCGM_FI_DEV_GPU_TEMP", ("0000:3b:00",)) not in found
+
+
+def scrape_all(port: int) -> dict[tuple[str, tuple[str, ...]], float]:
+    """By name and the values of all labels, by their names."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, tuple(of for _, of in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_who_is_slow(settings: Settings, metrics: ServedMetrics) -> None:
+    port = metrics.start(0)
+    with writing(settings) as journal:
+        journal.record("slow-rank", "so it was", rank=1, excess_ratio=0.5)
+        journal.record("slow-rank", "so it was", rank=3, excess_ratio=0.25)
+        journal.record("slow-over", "so it was", rank=1)
+    found = scrape(port)
+    assert found["keepstep_slow_ratio", "3"] == 0.25 and found["keepstep_slow_total", ""] == 2
+    assert ("keepstep_slow_ratio", "1") not in found
+
+
+def test_which_links_are_slow_or_damage(settings: Settings, metrics: ServedMetrics) -> None:
+    port = metrics.start(0)
+    with writing(settings) as journal:
+        for nodes in ([1], [2]):
+            journal.record("slow-link", "so it was", side="sender", nodes=nodes, ratio=2.5)
+        journal.record("slow-link-over", "so it was", side="sender", nodes=[1])
+        for count in (10, 15):
+            journal.record("link-damages", "so it was", node=3, count=count)
+    found = scrape_all(port)
+    assert found["keepstep_slow_link_ratio", ("2", "sender")] == 2.5
+    assert ("keepstep_slow_link_ratio", ("1", "sender")) not in found
+    assert found["keepstep_slow_link_total", ()] == 2
+    assert found["keepstep_link_damages_total", ("3",)] == 25
+    with writing(settings) as journal:
+        journal.record("mesh", "another one", mesh_version=2)
+    found = scrape_all(port)
+    assert not any(name == "keepstep_slow_link_ratio" for name, _ in found)
+    assert found["keepstep_slow_link_total", ()] == 2
 
 
 def test_what_ranks_keeper_and_memory_say(settings: Settings, metrics: ServedMetrics) -> None:
@@ -258,6 +353,19 @@ def test_a_port_that_is_taken(settings: Settings, metrics: ServedMetrics) -> Non
     metrics.stop()
     metrics.stop()
     assert metrics.start(port) == port
+
+
+def test_who_serves_them_may_end_without_a_word(settings: Settings) -> None:
+    code = (
+        "import sys\n"
+        "from keepstep.config import settings_from_text\n"
+        "from keepstep.runtime.agent.process import ServedMetrics\n"
+        "print(ServedMetrics(settings_from_text(sys.argv[1])).start(0) > 0)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, settings.to_text()], capture_output=True, text=True, timeout=60
+    )
+    assert (run.returncode, run.stdout) == (0, "True\n"), run.stderr
 
 
 def test_without_the_extra_an_error_names_it(settings: Settings) -> None:

@@ -326,7 +326,7 @@ def test_without_the_other_nodes_only_facts_count(ranks: Ranks) -> None:
         "hang",
         "job",
         None,
-    ) and "1 ranks are not heard of" in found.why
+    ) and "1 rank is not heard of" in found.why
 
 
 def test_a_page_of_an_earlier_life_says_nothing(ranks: Ranks) -> None:

@@ -15,7 +15,7 @@ from keepstep.model.attempts import Verdict
 from keepstep.model.failure import Cause, Failure
 from keepstep.model.messages.keeper_rank import Listening
 from keepstep.model.units import S_NS
-from keepstep.runtime.agent.meeting import ALONE_NS, BEGINS_NS
+from keepstep.runtime.agent.meeting import ALONE_NS, BEGINS_NS, STANDS_NS
 from keepstep.runtime.agent.multi_node import AWAY_NS, WELL_NS, MultiNode
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest
 from tests.runtime.fakes import AgentRoom, FakeKV, FakeTime, Table
@@ -298,10 +298,10 @@ def test_who_needs_the_others_gives_up_when_no_place_to_meet_comes_back(tmp_path
     town.pass_s(AWAY_NS / S_NS - 1)
     assert first.lost == []
     town.pass_s(2)
-    assert first.lost == ["the KV is lost"] and second.lost == [], "its ranks train on"
+    assert first.lost == ["the KV is lost [KS3200]"] and second.lost == [], "its ranks train on"
     second.rendezvous.ended_well(0, "well")
     town.pass_s(WELL_NS / S_NS + 1)
-    assert second.lost == ["the KV is lost"]
+    assert second.lost == ["the KV is lost [KS3200]"]
 
 
 def test_a_verdict_that_nobody_heard_before_it_was_lost_is_said_again(
@@ -401,7 +401,7 @@ def test_whoever_follows_the_host_gives_up_when_the_others_have_gone(tmp_path: P
     town.pass_s(ALONE_NS / S_NS - 1)
     assert successor.lost == []
     town.pass_s(2)
-    assert len(successor.lost) == 1 and "none of the nodes of attempt 0" in successor.lost[0]
+    assert len(successor.lost) == 1 and "none of the other nodes has come" in successor.lost[0]
 
 
 def test_a_newcomer_does_not_begin_the_job_anew(tmp_path: Path) -> None:
@@ -420,6 +420,7 @@ def test_a_newcomer_does_not_begin_the_job_anew(tmp_path: Path) -> None:
     assert newcomer.formeds == []
     town.find_kv()
     town.pass_s(3)
+    assert [v.keep for v in other.verdicts] == [True], "its ranks may stay"
     town.form(other)
     assert (newcomer.attempt, other.attempt) == (1, 1)
     assert newcomer.node == host.node
@@ -493,7 +494,7 @@ def test_one_that_cannot_be_found_is_told(tmp_path: Path) -> None:
 
     MultiNode(room.world, room.options, room.launch, Hearer())
     room.time.pass_ns()
-    assert lost == ["nobody answers"]
+    assert lost == ["nobody answers [KS3200]"]
 
 
 @pytest.mark.parametrize("hears", [True, False])
@@ -588,7 +589,7 @@ def test_a_node_that_is_told_otherwise_about_encryption_is_refused(
     expected, found = ("on", "off") if encrypts[0] else ("off", "on")
     assert second.lost == [
         f"encrypt: expected {expected}, as on the node that came first, found {found}: set it on "
-        "every node or on none"
+        "every node or on none [KS1203]"
     ]
     assert not first.formeds and not second.formeds and not first.lost
 
@@ -600,3 +601,59 @@ def test_keepers_are_told_whether_they_encrypt(tmp_path: Path, encrypt: bool) ->
     town.form()
     meshes = [agent.formeds[0].mesh for agent in town.agents]
     assert [mesh is not None and mesh.encrypt for mesh in meshes] == [encrypt] * 2
+
+
+def take_away(town: Town, *keys: str) -> None:
+    """As a stranger does who can write there: what it has written counts as nothing."""
+    for key in keys:
+        town.table.values.pop(key, None)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_place_that_is_taken_away_once_keeps_no_job_from_beginning(
+    tmp_path: Path, when: str
+) -> None:
+    """The second agent comes after the first one has looked again, or before."""
+    town = Town(tmp_path, nodes=2)
+    first, second = town.agents
+    first.join()
+    town.pass_s(1)
+    take_away(town, "0/seat/0")
+    town.pass_s(STANDS_NS / S_NS + 1 if when == "after" else 0)
+    second.join()
+    town.pass_s(3 * STANDS_NS / S_NS)
+    assert [agent.attempt for agent in town.agents] == [0, 0]
+    assert sorted(agent.node for agent in town.agents) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "key", ["0/seat/0", "0/seat/1", "0/full/0", "0/ready/0", "0/ready/1", "0/verdict", "1/seat/0"]
+)
+@settings(deadline=None, max_examples=25)
+@given(after_ms=st.integers(0, 4000))
+def test_whatever_is_taken_away_whenever_all_meet_in_one_attempt(
+    tmp_path_factory: pytest.TempPathFactory, key: str, after_ms: int
+) -> None:
+    town = Town(tmp_path_factory.mktemp("m"), nodes=2)
+    for agent in town.agents:
+        agent.join()
+    town.time.after(after_ms * S_NS // 1000, lambda: take_away(town, key))
+    town.time.after(S_NS, lambda: town.agents[1].say(AGAIN) if town.agents[1].formeds else None)
+    town.follow_verdicts(60)
+    assert len({agent.attempt for agent in town.agents}) == 1
+    assert sorted(agent.node for agent in town.agents) == [0, 1]
+
+
+def test_the_host_waits_for_all_that_it_has_lived_with(tmp_path: Path) -> None:
+    """Also when somebody has taken their seats away: they are to hear its last word."""
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    host, other = town.agents
+    other.die()
+    take_away(town, "0/seat/1")
+    closed: list[int] = []
+    began_ns = town.time.now_ns
+    answer = host.rendezvous.close(Verdict("stop", "gave up", code=3), 5 * S_NS)
+    answer.when_given(lambda: closed.append(town.time.now_ns - began_ns))
+    town.pass_s(6)
+    assert len(closed) == 1 and closed[0] >= 5 * S_NS

@@ -3,8 +3,10 @@ configured."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +15,35 @@ import pytest
 
 from keepstep.config import Config, resolve
 from keepstep.core.detection.deadlines import derive
+from keepstep.edge.os.journal import FileJournal, read_journal
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.signals import Signals
 from keepstep.errors import ConfigError
+from keepstep.model.events import WARNING
 from keepstep.model.launch import Launch, Predecessor
 from keepstep.runtime.agent import process
-from keepstep.runtime.agent.supervisor import PREDECESSOR
+from keepstep.runtime.agent.supervisor import PREDECESSOR, REPORT
+from tests.runtime.fakes import FakeJournal
 
 LAUNCH = Launch((sys.executable, "-u", "train.py"), ("train.py",), ranks=2, job="j")
 
 
 def config(home: Path, **options: object) -> Config:
     return Config(arena_dir=home, state_dir=home / "state", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_job_on_several_nodes_says_that_its_blocks_are_not_signed(
+    nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    journal = FakeJournal()
+    settings = resolve(config(tmp_path), {}, "j")
+    process.tell_unsigned(replace(LAUNCH, nodes=nodes), settings, journal)
+    told = [
+        (event.kind, level) for event, level in zip(journal.events, journal.levels, strict=True)
+    ]
+    assert told == [("blocks-unsigned", WARNING)] * (nodes - 1)
 
 
 def test_fewer_nodes_need_a_store(tmp_path: Path) -> None:
@@ -78,6 +97,62 @@ def test_rules_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="^store: expected a directory"):
         process.supervise(LAUNCH, config(tmp_path, store="/proc/nope"), {})
+
+
+STARTED: tuple[str, dict[str, object]] = ("job-started", {"pid": 12})  # by the agent before
+
+
+@pytest.mark.parametrize(
+    ("follows", "nodes", "over", "begins"),
+    [
+        (True, 1, [STARTED, ("job-over", {"ok": True})], False),
+        (True, 1, [("job-started", {"pid": 11}), ("job-over", {"ok": True})], True),
+        (True, 1, [("job-over", {"ok": True})], True),
+        (True, 1, [STARTED, ("job-over", {"ok": True}), ("resumed", {})], True),
+        (True, 1, [STARTED, ("job-over", {"ok": False})], True),
+        (True, 1, [], True),
+        (True, 2, [STARTED, ("job-over", {"ok": True})], True),
+        (False, 1, [STARTED, ("job-over", {"ok": True})], True),
+    ],
+)
+def test_only_who_follows_an_agent_whose_ranks_had_ended_well_has_nothing_to_do(
+    follows: bool,
+    nodes: int,
+    over: list[tuple[str, dict[str, object]]],
+    begins: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of several nodes the others know. Who starts a job that is over wants another run of it. What
+    the journal tells of another run, whose first word was the last that could be written, is
+    nothing."""
+    launch = replace(LAUNCH, nodes=nodes, min_nodes=nodes, endpoint=("127.0.0.1", 1))
+    settings = resolve(config(tmp_path), {}, "j")
+    with closing(FileJournal(settings.journal_path, "keeper")) as journal:
+        for kind, data in over:
+            journal.record(kind, "why", **data)
+    monkeypatch.setattr(process, "_run", lambda *_: 7)
+    with open(tmp_path / "report", "w+b") as report:
+        environ = {REPORT: str(report.fileno())} | ({PREDECESSOR: "12:3:15"} if follows else {})
+        assert process.supervise(launch, config(tmp_path), environ) == (7 if begins else 0)
+        report.seek(0)
+        said = report.read()
+    ended = [e.data for e in read_journal(settings.journal_path) if e.kind == "job-ended"]
+    assert ended == ([] if begins else [{"ok": True}])
+    assert said[8:] == (b"" if begins else bytes(8)), "the supervisor ends with 0, too"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="making another user's file needs root")
+def test_another_users_journal_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = resolve(config(tmp_path), {}, "j")
+    with closing(FileJournal(settings.journal_path, "keeper")) as journal:
+        journal.record("job-started", "why", pid=12)
+        journal.record("job-over", "why", ok=True)
+    os.chown(settings.journal_path, 65534, 65534)
+    monkeypatch.setattr(process, "_run", lambda *_: 7)
+    assert process.supervise(LAUNCH, config(tmp_path), {PREDECESSOR: "12:3:15"}) == 7
 
 
 def test_an_agent_gets_what_was_configured(tmp_path: Path) -> None:

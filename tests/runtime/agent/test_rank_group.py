@@ -62,7 +62,7 @@ class Node:
 
     def rank_suspects(self, rank: int, why: str) -> None: ...
 
-    def standby_ready(self, pid: int) -> bool:
+    def standby_ready(self, pid: int, unbuilt: str) -> bool:
         return True
 
     # -- attempts
@@ -193,7 +193,11 @@ def test_when_all_are_together_again_that_is_told_once(node: Node) -> None:
     for rank in (0, 1):
         assert node.room.journal.of("recovered") == []
         node.boxes[rank].says(Regrouped(rank))
-    assert [e.data["attempt"] for e in node.room.journal.of("recovered")] == [1]
+    [told] = node.room.journal.of("recovered")
+    assert told.data["attempt"] == 1
+    [restarted] = node.room.journal.of("ranks-restarted")
+    began = restarted.why.partition("; all started again")[0]
+    assert told.why.startswith(f"{began}; all ranks of this node train on after ")
     node.room.time.pass_ns(2 * node.room.options.deadlines.regroup_ns)
     assert node.late == []
 

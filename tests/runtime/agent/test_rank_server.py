@@ -46,7 +46,7 @@ class Hearer:
     def rank_suspects(self, rank: int, why: str) -> None:
         self.heard.append((rank, why))
 
-    def standby_ready(self, pid: int) -> bool:
+    def standby_ready(self, pid: int, unbuilt: str) -> bool:
         return self.wants_standby
 
 

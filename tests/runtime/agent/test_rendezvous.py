@@ -100,7 +100,7 @@ def test_a_place_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
     agent = Agent(room)
     agent.rendezvous.join(JoinRequest(None))
     room.time.pass_ns()
-    assert agent.heard == ["the port is taken"]
+    assert agent.heard == ["the port is taken [KS3200]"]
 
 
 def test_there_is_nobody_to_say_goodbye_to(tmp_path: Path) -> None:

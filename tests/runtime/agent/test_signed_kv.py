@@ -38,9 +38,9 @@ class Town(Time):
         self.until(lambda: bool(clients))
         return clients[0]
 
-    def _agent(self, secret: str) -> SignedKV:
+    def _agent(self, secret: str, job: str = "t") -> SignedKV:
         timers = SimTimers(self.machine(100 + self._machines).start("agent"))
-        return SignedKV(self._client(), secret, timers, self.refused.append)
+        return SignedKV(self._client(), secret, timers, self.refused.append, job)
 
     def ask(self, question: Callable[[Callable[[Any], None]], object]) -> Any:
         answers: list[Any] = []
@@ -78,14 +78,33 @@ def test_a_forged_word_is_read_by_nobody_and_gives_way_to_a_true_one(
     assert town.swap(town.second, None, "done") == "again", "the first true one stays"
 
 
+@pytest.mark.parametrize("forged", [None, *FORGED])
+def test_a_guard_holds_by_a_true_word_alone(town: Town, forged: str | None) -> None:
+    """Whatever a stranger has written in the place of the verdict, and of the guard."""
+    if forged is not None:
+        assert town.swap(town.stranger, None, forged) == forged
+        town.ask(lambda then: town.stranger.swap("coordinator", None, forged, then))
+
+    def swap_while(guard: str, value: str) -> Any:
+        asked = ("coordinator", guard)
+        return town.ask(lambda then: town.first.swap_while(asked, KEY, None, value, then))
+
+    assert swap_while(forged or "me", "again") is None
+    assert town.read(town.second) == [None]
+    town.ask(lambda then: town.second.swap("coordinator", None, "me", then))
+    assert swap_while("you", "again") is None
+    assert swap_while("me", "again") == "again"
+    assert town.read(town.second) == ["again"]
+
+
 def test_a_word_of_another_key_or_another_secret_is_none(town: Town) -> None:
     town.ask(lambda then: town.first.swap("1/verdict", None, "stop", then))
     [signed] = town.ask(lambda then: town.stranger.read(["1/verdict"], then))
     town.swap(town.stranger, None, signed)
     assert town.read(town.first) == [None]
-    other = town._agent("another one")
-    assert town.swap(other, None, "stop") == "stop"
-    assert town.read(town.first) == [None]
+    for other in (town._agent("another one"), town._agent("secret one", "another job")):
+        assert town.swap(other, None, "stop") == "stop"
+        assert town.read(town.first) == [None]
 
 
 def test_who_waits_hears_the_true_word_only(town: Town) -> None:

@@ -113,7 +113,7 @@ def test_an_error_on_purpose_is_told_and_another_one_is_raised() -> None:
         raise error
 
     outcome.run(fails(MeetingError("gone")))
-    assert [str(error) for error in outcome.errors] == ["gone"]
+    assert [str(error) for error in outcome.errors] == ["gone [KS3200]"]
     with pytest.raises(ZeroDivisionError):
         outcome.run(fails(ZeroDivisionError()))
 

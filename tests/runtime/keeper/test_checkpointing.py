@@ -137,8 +137,8 @@ class Cluster:
             if self.on_order(node, act) is not False:
                 self.nodes[node].carry_out(act, stamp, attempt, answer)
 
-        def answer(ok: bool, why: str) -> None:
-            self.posted.append(lambda: self.nodes[0].answered(node, act, attempt, ok, why))
+        def answer(ok: bool, why: str, hung: bool) -> None:
+            self.posted.append(lambda: self.nodes[0].answered(node, act, attempt, ok, why, hung))
 
         self.posted.append(carry)
 

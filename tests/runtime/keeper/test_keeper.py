@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from keepstep.core.wire.codec import NotAMessage
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, KEEPER_WITH_NODE
 from keepstep.core.wire.messages import KINDS, decode
+from keepstep.edge.shm.slot import ranks_in
 from keepstep.model.messages.keeper_agent import FromAgent, JobEnded, RemoveMemory
 from keepstep.model.messages.keeper_rank import (
     Attach,
@@ -34,6 +35,7 @@ from keepstep.runtime.refused_messages import TOLD_EVERY
 from keepstep.runtime.replication.mesh_state import MeshState
 from keepstep.sim.protocol.world.boxes import LocalSockets
 from tests.core.wire.drawn import ANY_JSON, messages
+from tests.runtime.replication.room import seal
 from tests.runtime.simulated import FakeBox, SimKeeper, Town
 
 LOCAL = [
@@ -257,3 +259,18 @@ def test_only_who_was_permitted_to_train_trains(
     if not is_mesh_first:
         town.begin_mesh(7)
     assert bool(trained) == (permitted is not None)
+
+
+def test_when_all_go_on_what_a_larger_world_left_is_removed_and_nothing_else() -> None:
+    keeper, box = Town().keeper(), FakeBox(10)
+    stamp, root = Stamp(3, 1), keeper.settings.job_dir
+    for rank in range(3):
+        seal(keeper.memory, root, rank, stamp, b"x", world_size=1).close()
+    keeper.hear(box, JoinVote(0, 1, 1, (stamp,), None))
+    keeper.town.pass_time()
+    [offer] = [each for each in box.heard if isinstance(each, StateOffered)]
+    assert ranks_in(keeper.memory, root) == [0, 1, 2], "not before all have proven theirs"
+    keeper.hear(box, StateLoaded(0, offer.offer))
+    keeper.town.pass_time()
+    assert [each.stamp for each in box.heard if isinstance(each, TrainingPermitted)] == [stamp]
+    assert ranks_in(keeper.memory, root) == [0]

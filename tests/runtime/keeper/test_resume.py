@@ -14,6 +14,8 @@ from keepstep.core.resume.vote import ListStore
 from keepstep.model.checkpoint import StoreListing
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.messages.keeper_rank import (
+    HaltOrder,
+    HaltWord,
     JoinVote,
     StateLoaded,
     StateOffered,
@@ -56,6 +58,9 @@ class VotingHost:
 
     def list_store(self, question: ListStore) -> None:
         self.resume.store_listed(StoreListing([]))
+
+    def doubt_checkpoints(self, first: int, before_epoch: int) -> None:
+        raise AssertionError("nobody doubts anything here")
 
     def newest_epoch(self) -> int:
         return 2
@@ -170,6 +175,38 @@ def test_the_leader_hears_what_the_node_knows_of_a_rank() -> None:
     host, nodes = following()
     host.join(3)
     assert nodes.heard == [RankJoined(3, RANKS, 1, (STAMP,), None, 8, 2, True)]
+
+
+def halt(rank: int, says: str, step: int = 16) -> HaltWord:
+    return HaltWord(rank, RANKS, 3, step, 1, says)  # type: ignore[arg-type]
+
+
+def test_another_life_of_the_leader_hears_where_ranks_stand() -> None:
+    host, nodes = following()
+    words = [halt(2, "stands"), halt(3, "asks"), halt(3, "stands"), halt(2, "agrees")]
+    for word in words:
+        host.resume.halt(word)
+    assert nodes.heard == words
+    nodes.heard.clear()
+    host.resume.leader_is_back()
+    assert nodes.heard == [halt(2, "agrees"), halt(3, "stands")]
+    host.resume.receive(HaltOrder(3, 16, 1, "void"))
+    assert host.of(HaltOrder) == [2, 3]
+    nodes.heard.clear()
+    host.resume.leader_is_back()
+    assert nodes.heard == [], "who hears that it is void stands there no more"
+
+
+def test_on_one_node_the_ranks_halt_by_its_keeper_alone() -> None:
+    host = VotingHost([0, 1])
+    for says in ("stands", "agrees"):
+        for rank in (0, 1):
+            host.resume.halt(HaltWord(rank, 2, 3, 16, 1, says, "seen"))  # type: ignore[arg-type]
+    orders = [m for rank, m in host.told if isinstance(m, HaltOrder) and rank == 1]
+    assert [order.orders for order in orders] == ["halt", "tell", "go"]
+    host.resume.left(1)
+    host.resume.halt(halt(0, "asks", 24))
+    assert host.told[-1] == (1, HaltOrder(3, 24, 1, "void", why="1 rank has left"))
 
 
 DEEDS = st.lists(

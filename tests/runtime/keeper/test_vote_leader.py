@@ -65,6 +65,7 @@ class Election:
         self.journal = FakeJournal()
         self.nodes = FakeVoteNodes()
         self.listings = 0
+        self.doubted: list[tuple[int, int]] = []
         self.epoch = 5
         self.lives = [1] * RANKS
         self.leader = VoteLeader(
@@ -73,6 +74,9 @@ class Election:
 
     def list_store(self, question: ListStore) -> None:
         self.listings += 1
+
+    def doubt_checkpoints(self, first: int, before_epoch: int) -> None:
+        self.doubted.append((first, before_epoch))
 
     def newest_epoch(self) -> int:
         return self.epoch
@@ -316,3 +320,22 @@ def test_before_anybody_asks_nothing_is_said() -> None:
     election.leader.inventories_changed()
     election.leader.store_listed(StoreListing([1]))
     assert not election.nodes.said
+
+
+@pytest.mark.parametrize("has_store", [False, True])
+def test_what_is_left_out_for_a_doubt_is_named_and_the_store_hears_of_it_once(
+    has_store: bool,
+) -> None:
+    election = Election(has_store)
+    election.nodes.elsewhere = {1: frozenset({OLD, NEW}), 2: frozenset({NEW})}
+    election.join_all(OLD, NEW, doubted_from=6)
+    assert election.offer.stamp == OLD and election.doubted == []
+    election.load_all(election.offer.offer)
+    [event] = election.journal.of("condemned")
+    assert event.data == {"step": NEW.step, "ranks": [1, 2]} and "from step 6 on" in event.why
+    [go] = election.of(TrainingPermitted)
+    assert election.doubted == ([(6, go.epoch)] if has_store else [])
+    election.join_all(OLD)  # the next vote, which doubts nothing
+    election.load_all(election.offer.offer)
+    assert len(election.of(TrainingPermitted)) == 2
+    assert len(election.doubted) == has_store and len(election.journal.of("condemned")) == 1

@@ -167,7 +167,10 @@ class Node:
 
     def check(self, *steps: int) -> None:
         """Those are whole, and nothing is broken."""
-        assert self.store.look() == StoreListing(list(steps), epoch=1 if steps else 0)
+        epochs = dict.fromkeys(steps, 1)
+        assert self.store.look() == StoreListing(
+            list(steps), epoch=len(epochs) and 1, epochs=epochs
+        )
         for step in steps:
             manifest = self.store.verify(step)
             names = sorted(manifest.files)

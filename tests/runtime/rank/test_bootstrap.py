@@ -211,3 +211,13 @@ def test_a_rank_of_another_release_is_told_as_such(tmp_path: Path) -> None:
     _, then = ranks.rooms[0].groups.gathering.pop()
     then([b"something else"])
     assert "another release" in str(ranks.errors[0])
+
+
+@pytest.mark.parametrize("unsigned", ["", "it is not signed"])
+def test_each_node_says_once_that_its_blocks_are_not_signed(tmp_path: Path, unsigned: str) -> None:
+    ranks = Ranks(tmp_path, *[replace(FACTS, host="10.0.0.1", unsigned_blocks=unsigned)] * 2)
+    ranks.exchange()
+    ranks.listen()
+    ranks.exchange()
+    told = [event.why for room in ranks.rooms for event in room.journal.of("blocks-unsigned")]
+    assert ranks.errors == {} and told == [unsigned] * (2 if unsigned else 0)

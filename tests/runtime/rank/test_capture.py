@@ -19,11 +19,13 @@ from keepstep.edge.shm.slot import Slot, slot_path, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.errors import IdentityError, MemoryBudgetError
+from keepstep.model.numbers import NotFinite
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp
 from keepstep.model.units import GIB, PAGE_BYTES
 from keepstep.model.wire import Part
-from keepstep.runtime.rank.capture import GROW_INLINE_BYTES, Capture, Holdings
+from keepstep.runtime.rank.capture import GROW_INLINE_BYTES, Capture
 from keepstep.runtime.rank.commit_view import CommitLook, CommitView, PagesOfOneNode
+from keepstep.runtime.rank.holdings import Holdings
 from tests.edge.torch.fake_locker import FakeLocker
 from tests.runtime.fakes import RankRoom
 
@@ -137,6 +139,17 @@ def test_whatever_happens_a_snapshot_is_the_state_of_its_step_and_the_page_tells
     trainee.close()
 
 
+def test_what_rests_on_a_collective_that_never_ended_is_not_sealed(trainee: Trainee) -> None:
+    """The trainer may be a step ahead of its device when a peer is lost."""
+    trainee.step(0)
+    trainee.step(1, seals=False)
+    trainee.room.groups.stood = False
+    trainee.room.settle()
+    assert set(trainee.snapshots()) == {Stamp(0, 1)}
+    [lost] = trainee.room.journal.of("capture-failed")
+    assert "a collective before step 1 had not ended as a peer was lost" in lost.why
+
+
 def test_the_newest_snapshots_stay_and_a_new_life_finds_them(tmp_path: Path) -> None:
     trainee = Trainee(tmp_path).prepare()
     for step in range(6):
@@ -155,6 +168,64 @@ def test_what_has_moved_while_it_was_copied_is_dropped_and_copied_eagerly(traine
     trainee.step(0)
     assert trainee.snapshots() == {} and trainee.room.live.eager == ["state"]
     assert trainee.capture.counts == (0, 0, 1) and trainee.room.journal.kinds == ["torn"]
+
+
+def test_a_state_that_is_not_finite_is_never_sealed_and_the_first_is_remembered(
+    trainee: Trainee,
+) -> None:
+    trainee.step(0)
+    trainee.room.live.bad = ("weight",)
+    trainee.step(1)
+    trainee.step(2)
+    assert set(trainee.snapshots()) == sealed(trainee.told) == {Stamp(0, 1)}
+    assert trainee.capture.finite.first == (1, NotFinite(("weight",)))
+    told = [(e.data["step"], e.data["bad"]) for e in trainee.room.journal.of("condemned")]
+    assert told == [(1, ["weight"])], "told once until a restore"
+    trainee.room.live.bad = ()
+    trainee.step(3)
+    assert Stamp(3, 1) in trainee.snapshots()
+    run_acts(trainee.capture.prove())  # another vote: what was before counts no more
+    assert trainee.capture.finite.first is None
+
+
+def test_infinities_that_may_be_meant_are_held_back_until_that_is_known(trainee: Trainee) -> None:
+    trainee.step(0)
+    trainee.room.live.bad, trainee.room.live.is_meant = ("gate",), True
+    trainee.step(1)
+    assert set(trainee.snapshots()) == {Stamp(0, 1)}
+    assert trainee.room.journal.kinds == ["held-back"]
+    trainee.room.live.is_meant = False  # NaN has come to it
+    trainee.step(2)
+    assert trainee.capture.finite.first == (1, NotFinite(("gate",)))
+    trainee.capture.finite.forget()
+    trainee.room.live.bad = ()
+    trainee.step(3)
+    assert Stamp(3, 1) in trainee.snapshots()
+
+
+@pytest.mark.parametrize("oldest_is_good", [True, False])
+def test_what_is_in_doubt_stays_where_there_is_nothing_else(
+    trainee: Trainee, oldest_is_good: bool
+) -> None:
+    for step in (0, 1):
+        trainee.step(step)
+    trainee.capture.condemn_from(1 if oldest_is_good else 0)
+    left = (0,) if oldest_is_good else (0, 1)
+    assert set(trainee.snapshots()) == {Stamp(step, 1) for step in left}
+
+
+@pytest.mark.parametrize("first", [0, 3, 5, 9])
+def test_what_is_in_doubt_is_given_up_by_name(trainee: Trainee, first: int) -> None:
+    for step in range(6):
+        trainee.step(step)
+    held = set(trainee.snapshots())
+    trainee.capture.condemn_from(first)
+    older = {stamp for stamp in held if stamp.step < first}
+    left = older or held  # there is nothing else: a person may want to look at it
+    assert set(trainee.snapshots()) == sealed(trainee.told) == left
+    assert set(trainee.capture.holds) == set(left)
+    told = {e.data["step"] for e in trainee.room.journal.of("condemned")}
+    assert told == {stamp.step for stamp in held - left}
 
 
 def test_what_is_seen_only_behind_the_copy_is_never_sealed(trainee: Trainee) -> None:

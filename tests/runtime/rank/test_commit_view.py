@@ -37,7 +37,10 @@ def test_the_horizon_is_the_newest_step_that_all_ranks_hold(
     job_dir = tmp_path_factory.mktemp("j")
     pages = [publish(job_dir, r, len(held), sorted(s), max(s)) for r, s in enumerate(held)]
     view = PagesOfOneNode(MEMORY, job_dir, len(held))
-    horizon, is_hopeless, _ = view.look(1)
+    seen = view.look(1)
+    horizon, is_hopeless, told = seen.horizon, seen.is_hopeless, seen.pages
+    assert seen.released is None, "nobody else has it"
+    assert [page.rank for page in told] == list(range(len(held)))
     common = set.intersection(*held)
     assert horizon == (Stamp(max(common), 1) if common else None)
     for step in set.union(*held):

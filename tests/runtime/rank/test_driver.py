@@ -109,3 +109,18 @@ def test_the_background_begins_with_what_it_is_told_and_finishes_what_it_has() -
         driver.background.submit(lambda number=number: number, found.append)  # type: ignore[misc]
     driver.close()
     assert found == list(range(20)) and len(began) == 1
+
+
+def test_timers_run_on_after_work_aside_and_the_loop_is_closed_once_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver(lambda: None)
+    found: list[str] = []
+    close = driver.loop.close
+    monkeypatch.setattr(driver.loop, "close", lambda: (found.append("closed"), close()))
+    driver.aside.submit(lambda: "done", found.append)
+    assert driver.wait(lambda: found == ["done"], PATIENCE_S)
+    driver.call(driver.loop.after, MS_NS, lambda: found.append("rings"))
+    assert driver.wait(lambda: found == ["done", "rings"], PATIENCE_S)
+    driver.close()
+    assert found == ["done", "rings", "closed"]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_paths
+from keepstep.edge.shm.status_page import StatusPages
 from keepstep.errors import KeeperError, KeepstepError, PeerLost
 from keepstep.model.messages.agent_rank import (
     CannotStay,
@@ -35,6 +36,7 @@ from keepstep.model.messages.keeper_rank import (
     WantCheckpoint,
 )
 from keepstep.model.snapshot import Phase, Stamp
+from keepstep.model.units import S_NS
 from keepstep.runtime.rank.joining import Joined, Joining
 from keepstep.runtime.rank.rank import ENDED_WITHIN_NS, RELEASE_WITHIN_NS, Rank, Stage
 from keepstep.runtime.rank.regroup import ORDER_WITHIN_NS
@@ -152,6 +154,20 @@ def test_every_life_goes_on_where_the_one_before_was_with_the_same_bytes(
             assert trainee.step()
         done += steps
         trainee.rank.abandon()
+
+
+def test_what_was_shared_is_shared_again_by_who_resumes_from_memory_alone(tmp_path: Path) -> None:
+    seen: list[list[Stamp | None]] = []
+    for source, step in (("fresh", -1), ("memory", 0)):
+        trainee = Trainee(RankRoom(tmp_path))
+        capture, stamps = trainee.rank._capture, []
+        resumed = capture.resumed
+        capture.resumed = lambda stamp, s=stamps, r=resumed: s.append(stamp) or r(stamp)  # type: ignore[method-assign, misc]
+        trainee.start(source, step)
+        trainee.step()
+        trainee.rank.abandon()
+        seen.append(stamps)
+    assert seen == [[], [Stamp(0, 1)]]
 
 
 def test_nobody_trains_before_all_may(trainee: Trainee) -> None:
@@ -293,6 +309,60 @@ def test_one_more_loss_while_copies_end_is_no_second_wait(trainee: Trainee) -> N
     assert trainee.rank.stage is Stage.READY
 
 
+def test_nothing_is_drained_or_loaded_before_the_device_is_free(trainee: Trainee) -> None:
+    """What is ordered before stands behind a collective that waits for the lost peer."""
+    trainee.room.groups.has_device = True
+    trainee.start()
+    trainee.step()
+    trainee.rank.begin_step()
+    trainee.rank.body_entered(1)
+    trainee.lose_peer()
+    trainee.room.groups.is_worthless = True
+    trainee.rank.body_left()
+    assert not trainee.rank.end_step(True, True, 1000, None)
+    assert not trainee.rank.may_begin_step() and trainee.rank.stage is Stage.REGROUPING
+    trainee.room.agents.box.says(PLACE)
+    trainee.room.trainer.run(), trainee.room.background.run()
+    votes = len(trainee.room.keepers.box.of(JoinVote))
+    assert votes == 1, "it does not vote while its device is held"
+    trainee.room.settle()
+    assert trainee.room.groups.aborts == 1
+    assert len(trainee.room.keepers.box.of(JoinVote)) == 2
+
+
+def test_a_device_that_does_not_come_free_ends_this_process(trainee: Trainee) -> None:
+    trainee.room.groups.has_device = True
+    trainee.room.groups.cannot_abort = ["group tp has not ended within 15.0 s"]
+    trainee.start()
+    trainee.step()
+    trainee.step(trainee.lose_peer)
+    trainee.rank.may_begin_step()
+    trainee.room.settle()
+    assert trainee.rank.stage is Stage.FAILED
+    assert "this process cannot stay: a communicator could not" in str(trainee.rank.error)
+    assert trainee.room.agents.box.of(CannotStay) == [CannotStay(0)]
+
+
+def test_a_loss_while_the_groups_are_built_aborts_these_as_well(trainee: Trainee) -> None:
+    trainee.room.groups.has_device = True
+    trainee.start()
+    trainee.step()
+    trainee.find_together_again()
+    trainee.offer("memory", 1)
+    trainee.permit(2)
+    assert len(trainee.room.groups.rebuilding) == 1 and trainee.room.groups.aborts == 1
+    trainee.lose_peer()
+    trainee.room.settle()
+    assert trainee.room.groups.aborts == 2
+    trainee.room.agents.box.says(replace(PLACE, attempt=2))
+    trainee.room.settle()
+    trainee.offer("memory", 1)
+    trainee.permit(3)
+    [_, (place, then)] = trainee.room.groups.rebuilding
+    then(None)
+    assert place.attempt == 2 and trainee.rank.may_begin_step()
+
+
 def test_where_to_meet_is_notice_enough(trainee: Trainee) -> None:
     """The notice of the loss may get lost."""
     trainee.start()
@@ -339,6 +409,65 @@ def test_without_a_body_a_lost_peer_is_an_error_of_the_program(trainee: Trainee)
         trainee.rank.before_update()
     with pytest.raises(PeerLost):
         trainee.rank.end_step(False, True, 1000, None)
+
+
+def test_a_step_that_is_taken_back_is_done_again_from_before_it(trainee: Trainee) -> None:
+    trainee.start()
+    for _ in range(3):
+        assert trainee.step()
+    trainee.rank.take_back(2)
+    assert not trainee.rank.may_begin_step()
+    trainee.room.settle()
+    assert trainee.rank.stage is Stage.GOING_BACK
+    assert trainee.asked.doubted_from == 2
+    assert max(trainee.asked.holds).step == 1, "what is in doubt is offered"
+    trainee.offer("memory", 1)
+    trainee.permit(2)
+    assert trainee.rank.may_begin_step() and trainee.rank.step == 1
+    assert trainee.room.live.state == state_after(1)
+    assert trainee.room.groups.rebuilding == [], "all peers are there"
+    assert trainee.step() and Stamp(2, 2) in held_by(trainee)
+
+
+def test_a_vote_behind_one_that_took_steps_back_doubts_nothing(trainee: Trainee) -> None:
+    trainee.start()
+    for _ in range(3):
+        trainee.step()
+    trainee.rank.take_back(2)
+    trainee.room.settle()
+    trainee.offer("memory", 1)
+    trainee.permit(2)
+    trainee.step()
+    trainee.find_together_again()
+    assert trainee.asked.doubted_from is None
+
+
+def test_a_peer_that_is_lost_while_a_step_is_taken_back_is_met_anew(trainee: Trainee) -> None:
+    trainee.start()
+    for _ in range(3):
+        trainee.step()
+    trainee.rank.take_back(2)
+    trainee.room.settle()
+    trainee.lose_peer()
+    trainee.room.settle()
+    assert trainee.rank.stage is Stage.REGROUPING
+    trainee.room.agents.box.says(PLACE)
+    trainee.room.settle()
+    assert trainee.asked.doubted_from == 2
+    trainee.offer("memory", 1)
+    trainee.permit(2)
+    [(place, then)] = trainee.room.groups.rebuilding
+    assert place == PLACE
+    then(None)
+    assert trainee.rank.stage is Stage.READY and trainee.rank.regroups == 1
+
+
+def test_no_step_is_taken_back_while_a_peer_is_lost(trainee: Trainee) -> None:
+    trainee.start()
+    trainee.step()
+    trainee.step(trainee.lose_peer)
+    trainee.rank.take_back(1)
+    assert trainee.rank.stage is Stage.READY and trainee.rank.has_lost_peer
 
 
 def test_a_newcomer_joins_its_peers_before_it_trains(tmp_path: Path) -> None:
@@ -402,8 +531,13 @@ def test_the_last_step_goes_to_the_store_first(tmp_path: Path) -> None:
     [want] = box.of(WantCheckpoint)
     assert want.step == 0 and box.of(Goodbye) == []
     assert room.agents.box.of(CannotStay) == [CannotStay(0)], "it meets nobody any more"
+    room.time.pass_ns(7 * S_NS)
+    page = StatusPages(MEMORY, room.options.job_dir).read(0)
+    assert page is not None and 6 * S_NS <= page.stall_ns_total <= 7 * S_NS, "as it waits"
     box.says(CheckpointDone(want.ticket, True, 0, "written"))
     assert box.of(Goodbye) == [Goodbye(0, True, "well")] and trainee.rank.unsaved == ""
+    [summary] = room.journal.of("summary")
+    assert summary.data["waited_ns"] == 7 * S_NS and summary.data["stall_ns_per_step"] == 0
     box.says(Released())
 
 

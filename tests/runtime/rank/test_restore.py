@@ -114,6 +114,22 @@ def test_a_snapshot_that_proves_the_second_time_stays(
     assert set(trainee.snapshots()) == held
 
 
+def test_what_was_brought_and_does_not_load_may_be_brought_anew(
+    trainee: Trainee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*what: object) -> list[str]:
+        raise DamageError("read wrongly")
+
+    monkeypatch.setattr(trainee.room.live, "load", fails)
+    vote = restorer(trainee)
+    mine = run_acts(vote.load(memory(2)))
+    assert isinstance(mine, Unusable) and not mine.brought and mine.holds is not None
+    del trainee.held.slot_of[Stamp(1, 1)]  # when this rank said what it holds, it was not there
+    brought = run_acts(restorer(trainee).load(memory(1)))
+    assert isinstance(brought, Unusable) and "read wrongly" in brought.why
+    assert brought.brought and brought.holds is None
+
+
 def test_an_intact_snapshot_that_does_not_stay_as_loaded_is_the_program_s_fault(
     trainee: Trainee,
 ) -> None:
@@ -144,13 +160,15 @@ def test_a_checkpoint_that_cannot_be_read_is_refused_and_nothing_is_forgotten(
 ) -> None:
     trainee.room.live.checkpoint_error = StoreError("away")
     held = set(trainee.snapshots())
-    assert load(trainee, StateOffered(2, "store", 9, 0, "newest")) == Unusable("away", unread=True)
+    assert load(trainee, StateOffered(2, "store", 9, 0, "newest")) == Unusable(
+        "away [KS3100]", unread=True
+    )
     assert set(trainee.snapshots()) == held
 
 
 def test_a_checkpoint_that_is_damaged_is_refused_for_good(trainee: Trainee) -> None:
     trainee.room.live.checkpoint_error = DamageError("torn")
-    assert load(trainee, StateOffered(2, "store", 9, 0, "newest")) == Unusable("torn")
+    assert load(trainee, StateOffered(2, "store", 9, 0, "newest")) == Unusable("torn [KS2300]")
 
 
 def test_a_process_that_has_loaded_a_state_does_not_start_afresh(trainee: Trainee) -> None:

@@ -40,6 +40,8 @@ class Voter:
             keeper,
             in_midst,
             False,
+            True,
+            None,
             lambda phase, step: self.announced.append((phase, step)),
             self.errors.append,
         )

@@ -3,6 +3,7 @@ behind."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -30,6 +31,7 @@ from keepstep.edge.os.processes import ensure_keeper
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_path, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
+from keepstep.edge.shm.step_work_page import StepWorkReader, work_path
 from keepstep.edge.store.store import Store
 from keepstep.errors import (
     ConfigError,
@@ -42,10 +44,12 @@ from keepstep.errors import (
 from keepstep.model.messages.keeper_agent import AgentHere, JobEnded
 from keepstep.model.messages.keeper_rank import JoinVote
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
+from keepstep.model.step_work import Section
 from keepstep.model.units import PAGE_BYTES
 from keepstep.ports import Acts
 from keepstep.runtime.rank import session
-from keepstep.runtime.rank.capture import Capture, Holdings
+from keepstep.runtime.rank.capture import Capture
+from keepstep.runtime.rank.holdings import Holdings
 from keepstep.runtime.slot_locks import pin_one, unpin
 
 Settings = dict[str, Any]
@@ -142,6 +146,12 @@ def run(settings: Settings, training: Training, total: int, leave: bool = False)
 def drained(job: keepstep.Job) -> bool:
     """Whether everything that was being captured is sealed, within a while."""
     return job._drain(job._rank.drain, within_s=20)
+
+
+def digest_restored(training: Training, job: keepstep.Job) -> Any:
+    """As the first step finds it: until then the program has its own random numbers."""
+    job._data.loop_begins()
+    return training.digest()
 
 
 def slot_bytes(settings: Settings) -> list[bytes]:
@@ -255,6 +265,53 @@ def test_the_loss_is_kept_with_the_snapshot(settings: Settings) -> None:
     assert losses[2] == 1.0 and losses[1] == 0.5
 
 
+@pytest.mark.parametrize("says_where_its_body_begins", [True, False])
+def test_what_each_section_of_a_step_takes_is_on_the_ranks_page(
+    settings: Settings, says_where_its_body_begins: bool
+) -> None:
+    training = Training()
+    job = keepstep.protect(settings, **training.stateful)
+    data = job.loader([torch.randn(6, 4)] * 50)
+    for step in job.steps(9):
+        with step if says_where_its_body_begins else contextlib.nullcontext():
+            next(data)
+            training.step()
+            if step % 3 == 1:
+                job.enter("evaluate")
+            job.report(tokens=100)
+    reader = StepWorkReader(MEMORY, work_path(job_dir(settings), 0))
+    last = reader.newest()
+    assert last is not None and (last.step, last.epoch, last.tokens) == (8, job._rank.epoch, 900)
+    assert all(last.own_ns[section] > 0 for section in Section)
+    assert all(last.cpu_ns[section] > 0 for section in Section)
+    first = reader.at(2, last)
+    assert first is not None and first.tokens == 300
+    assert sum(last.own_ns) - sum(first.own_ns) == last.ended_ns - first.ended_ns, "nobody waited"
+    with pytest.raises(ConfigError, match="tokens= a whole number, 0 or more, found -1"):
+        job.report(tokens=-1)
+    with pytest.raises(ConfigError, match=r"found tensor\(3\); call .item\(\) on a tensor"):
+        job.report(tokens=torch.tensor(3))
+    reader.close()
+    job.close()
+
+
+def test_telling_tokens_alone_leaves_the_loss_as_it_was(settings: Settings) -> None:
+    job = keepstep.protect(settings, x=1)
+    for _ in job.steps(1):
+        job.report(loss=2.5)
+        job.report(tokens=7)
+        assert job._reports.loss == job._reports.loss_now == 2.5
+    job.close()
+
+
+def test_where_slow_ranks_are_not_looked_for_nothing_is_measured(settings: Settings) -> None:
+    job = keepstep.protect({**settings, "slow_ranks": "off"}, x=1)
+    for _ in job.steps(2):
+        job.report(tokens=7)
+    assert not work_path(job_dir(settings), 0).exists()
+    job.close()
+
+
 def damage(path: Path, at: int) -> None:
     with open(path, "r+b") as file:
         file.seek(at)
@@ -285,7 +342,7 @@ def test_a_damaged_snapshot_is_named_and_the_one_before_it_serves(
     training = Training(seed=99)
     job = keepstep.protect(settings, **training.stateful)
     assert -1 < job.step < 8
-    assert training.digest() == undisturbed(job.step + 1)
+    assert digest_restored(training, job) == undisturbed(job.step + 1)
     assert "damaged" in kinds(settings)
     before = job.step
     job.close(ok=False)  # nothing was done since: what it stands on must still be there
@@ -311,7 +368,7 @@ def test_a_snapshot_that_is_damaged_after_it_proved_is_asked_for_anew(
     training = Training(seed=99)
     job = keepstep.protect(settings, **training.stateful)
     assert -1 < job.step < stamp.step
-    assert training.digest() == undisturbed(job.step + 1)
+    assert digest_restored(training, job) == undisturbed(job.step + 1)
     told = read_journal(settings["state_dir"] / settings["job"] / "journal.jsonl")
     assert any(e.kind == "damaged" and e.why.startswith(f"{stamp} proves no more") for e in told)
     job.close()
@@ -383,7 +440,7 @@ def test_a_changed_shape_is_named_and_nothing_is_lost(settings: Settings) -> Non
     assert slot_bytes(settings) == before and wide.digest() == untouched
     training = Training(seed=99)
     job = keepstep.protect(settings, **training.stateful)  # mended, in the same process
-    assert job.step == 6 and training.digest() == undisturbed(7)
+    assert job.step == 6 and digest_restored(training, job) == undisturbed(7)
     job.close()
 
 
@@ -438,8 +495,8 @@ def test_another_world_size_without_a_store_is_refused_and_nothing_is_lost(
     other_rank.send(JoinVote(1, 2, 1, ()))
     with pytest.raises(
         KeeperError,
-        match=r"state for 1 ranks and the job has 2 now, and there is no store .*\. "
-        "Run with 1 ranks, give a store, or start over",
+        match=r"state for 1 rank and the job has 2 now, and there is no store .*\. "
+        "Run with 1 rank, give a store, or start over",
     ):
         keepstep.protect(settings, **Training().stateful)
     other_rank.close()
@@ -448,8 +505,19 @@ def test_another_world_size_without_a_store_is_refused_and_nothing_is_lost(
         monkeypatch.delenv(name)
     training = Training(seed=99)
     job = keepstep.protect(settings, **training.stateful)
-    assert job.step == 6 and training.digest() == undisturbed(7)
+    assert job.step == 6 and digest_restored(training, job) == undisturbed(7)
     job.close()
+
+
+def test_where_no_job_is_a_fork_is_nobodys_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails in a hook of a fork is told to nobody but this hook."""
+    failed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", failed.append)
+    monkeypatch.setattr(session, "_current", None)
+    child = os.fork()
+    if child == 0:
+        os._exit(len(failed))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 and failed == []
 
 
 def test_several_nodes_need_a_process_group(
@@ -481,7 +549,9 @@ def test_slots_that_do_not_fit_are_refused_with_numbers_and_nothing_is_left(
 
 def test_unknown_metrics_and_phases_are_refused(settings: Settings) -> None:
     job = keepstep.protect(settings, x=1)
-    with pytest.raises(ConfigError, match=r"report\(\) expected loss, found \['accuracy'\]"):
+    with pytest.raises(
+        ConfigError, match=r"report\(\) expected loss, tokens, found \['accuracy'\]"
+    ):
         job.report(accuracy=1.0)
     with pytest.raises(
         ConfigError, match=r"enter\(\) expected one of \['starting', .*found 'sleeping'"
@@ -574,7 +644,7 @@ def test_falling_back_to_an_older_checkpoint_is_told_as_lost_steps(
     damage_checkpoint(store, 11)
     training = Training(seed=99)
     job = keepstep.protect({**settings, "store": str(store)}, **training.stateful)
-    assert job.step == 4 and training.digest() == undisturbed(5)
+    assert job.step == 4 and digest_restored(training, job) == undisturbed(5)
     journal = read_journal(Path(settings["state_dir"]) / "j" / "journal.jsonl")
     assert [e.data["lost_steps"] for e in journal if e.kind == "resumed"][-1] == 7
     job.close(ok=False)
@@ -615,7 +685,7 @@ def test_a_load_hook_that_changes_what_is_loaded_is_told_and_nothing_is_lost(
     hook.remove()
     training = Training(seed=98)
     job = keepstep.protect(settings, **training.stateful)
-    assert job.step == 8 and training.digest() == undisturbed(9)
+    assert job.step == 8 and digest_restored(training, job) == undisturbed(9)
     job.close()
 
 

@@ -124,7 +124,8 @@ def test_data_that_nobody_keeps_is_told_once_a_life(
     assert "a restart would begin the data anew" in first
     assert "step 2 was restored, but no place in the data" in second
     loud = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert [line.partition(": ")[2] for line in loud] == [first, second]
+    told = [line.partition(": ")[2].partition(" [KS")[0] for line in loud]
+    assert told == [first, second]
 
 
 def test_an_edit_that_the_restored_state_undoes_is_told_once(
@@ -141,7 +142,7 @@ def test_an_edit_that_the_restored_state_undoes_is_told_once(
     (told,) = caveats(settings)
     assert told.startswith("optimizer: lr is 0.01 as saved, the program was made with 0.0005")
     (loud,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert loud.partition(": ")[2] == told and "\n" not in loud
+    assert loud.partition(": ")[2] == f"{told} [KS5004]" and "\n" not in loud
 
 
 @pytest.mark.parametrize("how", ["finds its place", "evaluates", "draws nothing"])
@@ -215,3 +216,34 @@ def test_a_wrapped_optimizer_is_protected_with_its_fence(settings: Settings) -> 
     assert len(inner._optimizer_step_pre_hooks) == 1
     job.close()
     assert not inner._optimizer_step_pre_hooks
+
+
+def splits() -> list[int]:
+    order: list[int] = torch.randperm(20).tolist()
+    iter(DataLoader(Noise(), 2))  # draws a seed for its workers
+    return order
+
+
+def drawing(given: Settings, total: int, leave_at: int | None) -> tuple[list[int], list[float]]:
+    """What a life draws between protect and its first step, and in its steps."""
+    torch.manual_seed(3)
+    job = keepstep.protect(given, value=1)
+    split = splits()
+    drawn = []
+    for step in job.steps(total):
+        drawn.append(torch.rand(()).item())
+        if step == leave_at:
+            break
+        assert drained(job)
+    job.close(ok=False)
+    return split, drawn
+
+
+def test_what_is_drawn_before_the_first_step_is_drawn_again_and_shifts_nothing(
+    settings: Settings,  # noqa: F811
+) -> None:
+    torch.manual_seed(3)
+    split, drawn = splits(), torch.rand(6).tolist()
+    first = drawing(settings, 6, leave_at=3)
+    assert first == (split, drawn[:4])
+    assert drawing(settings, 6, None) == (split, drawn[3:])

@@ -66,11 +66,13 @@ class Agent:
 
     def __init__(self) -> None:
         self.ready: list[int] = []
+        self.unbuilt = ""
         self.is_gone = False
 
     def hear(self, box: Box, message: object) -> None:
         assert isinstance(message, StandbyReady)
         self.ready.append(message.pid)
+        self.unbuilt = message.unbuilt
         box.send(BecomeRank((sys.executable, "-c"), {"RANK": "1"}))
 
     def gone(self, box: Box) -> None:
@@ -83,7 +85,7 @@ def test_it_says_that_it_is_ready_and_gets_its_order(tmp_path: Path) -> None:
     server = boxes.listen(loop, path, AGENT_WITH_PROCESS, lambda box: agent, lambda kind, why: None)
     code = (
         "from keepstep.runtime.rank.standby import wait_for_order\n"
-        "import sys; sys.exit(wait_for_order().environ['RANK'] != '1')"
+        "import sys; sys.exit(wait_for_order('m:f (no m)').environ['RANK'] != '1')"
     )
     environ = {**os.environ, AGENT_SOCKET: str(path)}
     process = subprocess.Popen([sys.executable, "-c", code], env=environ)
@@ -91,6 +93,7 @@ def test_it_says_that_it_is_ready_and_gets_its_order(tmp_path: Path) -> None:
     loop.run(lambda: agent.is_gone)
     late.cancel()
     assert agent.ready == [process.pid] and process.wait(30) == 0
+    assert agent.unbuilt == "m:f (no m)"
     server.close()
     loop.close()
 
@@ -105,7 +108,19 @@ def test_it_becomes_what_it_is_told_to_be_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, order: BecomeRank | None
 ) -> None:
     became: list[BecomeRank] = []
-    monkeypatch.setattr(standby, "wait_for_order", lambda: order)
+    monkeypatch.setattr(standby, "wait_for_order", lambda unbuilt: order)
     monkeypatch.setattr(standby, "become", became.append)
     standby.main()
     assert became == [order] * (order is not None)
+
+
+def test_what_cannot_be_built_ahead_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "ahead.py").write_text("def good(): return 1\ndef bad(): return 1 / 0\n")
+    monkeypatch.setenv("KEEPSTEP_PREBUILD", "ahead:good,ahead:bad,ahead:gone")
+    told = standby._build_ahead(["-u", str(tmp_path / "train.py")])
+    bad, gone = told.split(", ahead:gone")
+    assert bad == "ahead:bad (ZeroDivisionError: division by zero)"
+    assert gone.startswith(" (ConfigError: prebuilt: expected a function")

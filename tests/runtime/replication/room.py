@@ -13,6 +13,7 @@ from typing import Any, cast
 from keepstep.coding.checksum import checksum
 from keepstep.config import Settings, job_dir_of, resolve
 from keepstep.edge.shm.slot import Slot, slot_path
+from keepstep.model.links import LinkCount
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.messages.peers import CopyOffer, FetchRanges, MeshMessage
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
@@ -62,6 +63,7 @@ class FakeLinks:
         self.takes = 10**9  # so many blocks more
         self.sent: list[tuple[int, Any]] = []
         self.blocks: list[SentBlock] = []
+        self.counted: dict[tuple[int, int], LinkCount] = {}
         self.is_closed = False
 
     def be(self, node: int, secret: bytes, encrypt: bool = False) -> None:
@@ -98,6 +100,12 @@ class FakeLinks:
 
     def is_open(self, node: int) -> bool:
         return node not in self.away
+
+    def sent_counts(self) -> dict[tuple[int, int], LinkCount]:
+        return self.counted
+
+    def damaged(self) -> dict[int, int]:
+        return {}
 
     def counts(self) -> dict[str, int]:
         return {}
@@ -243,6 +251,7 @@ class ReplicationRoom:
             memory=self.memory,
             journal=self.journal,
             workers=self.workers,
+            aside=self.workers,
             serve_boxes=cast(ServeBoxes, None),
             open_links=lambda *about: self.net,
             wake=lambda: None,

@@ -13,7 +13,7 @@ from keepstep.edge.shm.memory import SharedMemory
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Part
-from keepstep.runtime.replication.dedup import BlockDedup
+from keepstep.runtime.replication.dedup import BlockDedup, older_copy, take_unchanged
 from keepstep.runtime.replication.receive import IncomingSnapshot, copy_ranges_of
 from keepstep.runtime.slot_locks import OwnSlots
 
@@ -137,3 +137,30 @@ def test_a_rank_that_comes_later_is_looked_at_and_another_generation_is_another_
     assert len(twins.take_over(arriving.whole, arriving.table, range(2), NEXT)) == 3, (
         "of that stamp nothing is the same"
     )
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("what", ["begun", "damaged", "empty"])
+def test_of_older_copies_the_newest_whole_one_is_compared_with(
+    tmp_path: Path, what: str, order: int
+) -> None:
+    ours, wanted = state(1), state(1)[:BLOCK_BYTES] + state(2)[BLOCK_BYTES:]
+    held = tmp_path / "held"
+    slots = [Slot.create(MEMORY, slot_path(held, 0, index), BYTES, 100) for index in range(3)]
+    for slot, step, payload in zip(slots, (3, 5, 9), (wanted, ours, wanted), strict=True):
+        slot.begin(bytes(16), 0, 4, 1, Stamp(step, 1))
+        slot.payload[:BYTES] = payload
+        slot.seal(slot.write_table(BYTES, b"{}"), "00" * 16, 0.5, 1)
+    if what == "begun":
+        slots[2].begin(bytes(16), 0, 4, 1, Stamp(10, 1))
+    elif what == "empty":
+        slots[2].void()
+    else:
+        with slots[2].path.open("r+b") as file:
+            file.write(b"x" * 64)
+    older = older_copy(slots[::order])
+    assert older is not None and bytes(older.payload) == ours
+    arriving = Arriving(tmp_path / "elsewhere", wanted)
+    take_unchanged(arriving.whole, arriving.table, older)
+    assert arriving.taken() == ours[:BLOCK_BYTES] + bytes(BYTES - BLOCK_BYTES)
+    assert older_copy(slots[2:]) is None and older_copy([]) is None

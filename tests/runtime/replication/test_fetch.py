@@ -90,7 +90,9 @@ class FetchNodes:
                 assert (asker, message.stamp) == (0, STAMP)
                 self.doubts.add(node)
 
-    def begin(self, source: RestoreSource, path: Path | None = None) -> Fetch:
+    def begin(
+        self, source: RestoreSource, path: Path | None = None, has_one_slot: bool = False
+    ) -> Fetch:
         self.fetch = Fetch(
             self.here.world,
             self.here.links,
@@ -101,6 +103,7 @@ class FetchNodes:
             STAMP,
             self.ended.append,
             path,
+            has_one_slot,
         )
         self.fetch.start()
         return self.fetch
@@ -259,6 +262,98 @@ def test_it_may_be_wanted_at_a_place_of_its_own() -> None:
     nodes.settle()
     assert nodes.files() == ["mended"]
     assert payload_of(Slot(nodes.here.memory, path)) == payload
+
+
+# -- into the only slot of a rank
+
+
+def only_slot(nodes: FetchNodes, stamp: Stamp, nbytes: int = 3 * BLOCK_BYTES) -> Slot:
+    """Of the rank that lives here, mapped as its process has it."""
+    return seal(nodes.here.memory, JOB_DIR, 0, stamp, state(nbytes, 9))
+
+
+def used_bytes(nodes: FetchNodes) -> int:
+    directory = JOB_DIR / "rank-00000"
+    return sum(nodes.here.memory.size(directory / name) for name in nodes.files())
+
+
+@pytest.mark.parametrize(
+    "state_of", ["newer", "torn", "damaged", "the same, and damaged", "none is there"]
+)
+def test_the_only_slot_is_taken_where_it_holds_nothing_of_worth(state_of: str) -> None:
+    nodes, payload = FetchNodes(3), state(2 * BLOCK_BYTES)
+    stamp = STAMP if "same" in state_of else STAMP._replace(step=STAMP.step + 1)
+    slot = only_slot(nodes, stamp)
+    before = used_bytes(nodes)
+    match state_of:
+        case "torn":
+            slot.begin(JOB_HASH, 0, 3, 0, stamp)
+        case "damaged":
+            flip(nodes.here.memory, slot.path, 8)
+        case "the same, and damaged":
+            slot.payload[0] ^= 1
+        case "none is there":
+            nodes.here.memory.remove(slot.path)
+    nodes.begin(copies_on(nodes, [1, 2], payload), has_one_slot=True)
+    most = 0
+    while not nodes.ended:
+        most = max(most, used_bytes(nodes))
+        nodes.here.settle()
+        most = max(most, used_bytes(nodes))
+        for room in nodes.rooms.values():
+            room.settle()
+    [result] = nodes.ended
+    assert result.why is None
+    assert nodes.files() == ["slot-0"] and fetched(nodes) == payload
+    if state_of != "none is there":
+        assert most == before, "no second one was made beside it"
+
+
+def test_the_only_slot_stays_where_it_holds_what_may_be_gone_back_to() -> None:
+    nodes, payload = FetchNodes(3), state(2 * BLOCK_BYTES)
+    older = STAMP._replace(step=STAMP.step - 1)
+    only_slot(nodes, older)
+    nodes.begin(copies_on(nodes, [1, 2], payload), has_one_slot=True)
+    most_files = 0
+    while not nodes.ended:
+        assert "slot-0" in nodes.files()
+        most_files = max(most_files, len(nodes.files()))
+        for room in nodes.rooms.values():
+            room.settle()
+    assert nodes.ended[0].why is None and most_files == 2
+    assert nodes.files() == ["slot-0"] and fetched(nodes) == payload
+
+
+def test_the_only_slot_stays_while_somebody_reads_it() -> None:
+    nodes, payload = FetchNodes(3), state(2 * BLOCK_BYTES)
+    only_slot(nodes, STAMP._replace(step=STAMP.step + 1))
+    reader = Slot(nodes.here.memory, slot_path(JOB_DIR, 0, 0))
+    assert reader.lock(exclusive=False)
+    nodes.begin(copies_on(nodes, [1, 2], payload), has_one_slot=True)
+    nodes.settle()
+    assert nodes.ended[0].why is None and fetched(nodes) == payload
+    assert reader.header().stamp != STAMP, "what is read is as it was"
+
+
+def test_a_slot_that_is_too_small_is_not_taken() -> None:
+    nodes, payload = FetchNodes(3), state(5 * BLOCK_BYTES)
+    only_slot(nodes, STAMP._replace(step=STAMP.step + 1), nbytes=BLOCK_BYTES)
+    nodes.begin(copies_on(nodes, [1, 2], payload), has_one_slot=True)
+    nodes.settle()
+    assert nodes.files() == ["slot-0"] and fetched(nodes) == payload
+
+
+def test_when_what_takes_the_only_slot_cannot_be_had_nothing_of_it_is_found() -> None:
+    """The rank sees that its slot is gone, and has another one made."""
+    nodes = FetchNodes(2)
+    slot = only_slot(nodes, STAMP._replace(step=STAMP.step + 1))
+    source = copies_on(nodes, [1], state(2 * BLOCK_BYTES))
+    copy = Slot(nodes.rooms[1].memory, slot_path(HELD, 0, 0))
+    copy.part(Part.TABLE, copy.header())[3] ^= 1
+    nodes.begin(source, has_one_slot=True)
+    nodes.settle()
+    assert nodes.ended[0].why is not None
+    assert nodes.files() == [] and not slot.is_there()
 
 
 # -- decoded

@@ -85,6 +85,22 @@ def test_what_has_a_damaged_header_is_not_offered(at: int) -> None:
     assert held.snapshots(3) == [HeldSnapshot(1, STAMP)]
 
 
+def test_a_header_that_is_damaged_while_it_is_looked_through_is_not_offered() -> None:
+    """Between finding what is sealed and reading of which job it is."""
+    memory = a_memory()
+    seal(memory, COPIES, 0, STAMP, b"x").close()
+    seal(memory, COPIES, 1, STAMP, b"y").close()
+    seal_parity(memory, 2, STAMP).close()
+    held = held_in(memory)
+    copies, parities = held.copies.sealed(), held.parities.sealed()
+    held.copies.sealed = lambda: copies  # type: ignore[method-assign]
+    held.parities.sealed = lambda: parities  # type: ignore[method-assign]
+    flip(memory, slot_path(COPIES, 0, 0), 100)
+    flip(memory, slot_path(PARITIES, 2, 0), 100)
+    assert held.snapshots(3) == [HeldSnapshot(1, STAMP)]
+    assert held.coded(3) == []
+
+
 @given(copies=SHELVES, parities=SHELVES, back_to=st.none() | STAMPS)
 def test_exactly_what_is_newer_is_forgotten(
     copies: dict[tuple[int, int], tuple[Stamp, int]],

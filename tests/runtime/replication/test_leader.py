@@ -12,8 +12,8 @@ from keepstep.errors import ConfigError
 from keepstep.model.messages.peers import AllEnded, HorizonWord, NodeReport, RanksReport
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Auto, Policy, parse_policy
-from keepstep.model.units import GIB, MIB
-from keepstep.runtime.replication.leader import Leader
+from keepstep.model.units import GIB, MIB, S_NS
+from keepstep.runtime.replication.leader import TRY_AGAIN_FIRST_NS, Leader
 from tests.runtime.replication.room import VERSION, ReplicationRoom
 
 NODES = 3
@@ -26,13 +26,17 @@ rows = st.tuples(st.frozensets(stamps), st.frozensets(stamps), st.none() | stamp
 class Leading:
     """A leader of three nodes with a rank each."""
 
-    def __init__(self, policy: str = "copies:2", nodes: int = NODES) -> None:
+    def __init__(
+        self, policy: str = "copies:2", nodes: int = NODES, has_one_slot: bool = False
+    ) -> None:
         self.room = ReplicationRoom(nodes=nodes)
         self.room.join()
         asked: Policy = Auto() if policy == "auto" else parse_policy(policy)
+        self.asked = policy
         self.followed: list[HorizonWord] = []  # by this node
         self.said_before: list[int] = []  # to node 1, when each of those was followed
-        self.leader = Leader(self.room.links, asked, self.room.journal, self.follow)
+        room = self.room
+        self.leader = Leader(room.links, asked, room.time, room.journal, self.follow, has_one_slot)
 
     def follow(self, word: HorizonWord) -> None:
         self.said_before.append(len(self.room.said(HorizonWord, 1)))
@@ -59,6 +63,7 @@ class Leading:
             "free_bytes": GIB,
             "hindered": "",
             "ranks": (row,),
+            "policy": self.followed[-1].policy if self.followed else self.asked,
         }
         self.leader.receive_report(node, NodeReport(**{**known, **about}))
         self.leader.decide()
@@ -184,7 +189,7 @@ def test_the_job_is_over_when_every_node_has_ended(ended: list[int]) -> None:
         assert bool(leading.room.said(AllEnded, 1)) == is_over
 
 
-def test_a_policy_that_cannot_be_followed_is_given_up_for_good() -> None:
+def test_a_policy_that_cannot_be_followed_is_given_up() -> None:
     leading = Leading()
     sealed = frozenset({Stamp(3, EPOCH)})
     for node in range(NODES):
@@ -197,6 +202,65 @@ def test_a_policy_that_cannot_be_followed_is_given_up_for_good() -> None:
         "copies:2",
         "none",
     ]
+
+
+def test_what_was_given_up_is_tried_again_after_longer_and_longer() -> None:
+    leading = Leading()
+    sealed = frozenset({Stamp(3, EPOCH)})
+    for node in range(NODES):
+        leading.report(node, sealed)
+    waits = []
+    for _ in range(6):
+        leading.report(1, sealed, hindered="no memory")
+        assert leading.words(1)[-1].policy == "none"
+        assert "no memory" in leading.words(1)[-1].why
+        began_ns = leading.room.time.monotonic_ns()
+        while leading.words(1)[-1].policy == "none":
+            leading.room.time.pass_ns(S_NS)
+            leading.leader.tick()
+        waits.append((leading.room.time.monotonic_ns() - began_ns) // S_NS)
+        assert leading.words(1)[-1].policy == "copies:2"
+    assert waits == [60, 120, 240, 480, 960, 960]
+    leading.room.time.pass_ns(3600 * S_NS)
+    leading.leader.tick()
+    assert leading.words(1)[-1].policy == "copies:2", "there is room again: it stays"
+
+
+def test_what_lies_on_its_own_node_alone_is_not_committed_when_copies_are_tried_again() -> None:
+    """A report that was made under `none` calls protected what is sealed; one that comes late says
+    that there is no room for what is not wanted any more."""
+    leading = Leading()
+    three, four = frozenset({Stamp(3, EPOCH)}), frozenset({Stamp(4, EPOCH)})
+    for node in range(NODES):
+        leading.report(node, three)
+    leading.report(1, three, hindered="no memory")
+    for node in range(NODES):
+        leading.report(node, three, three)
+    assert leading.words(1)[-1].committed == Stamp(3, EPOCH)
+    leading.report(0, four, four)
+    leading.room.time.pass_ns(TRY_AGAIN_FIRST_NS)
+    leading.leader.tick()
+    for node in range(NODES):
+        leading.report(node, four, four, policy="none", hindered="no memory")
+    assert leading.words(1)[-1].policy == "copies:2"
+    assert leading.words(1)[-1].committed == Stamp(3, EPOCH)
+    leading.report(0, four, four)
+    leading.report(1, four, four)
+    assert leading.words(1)[-1].committed == Stamp(3, EPOCH), "node 2 has no copy that is proven"
+    leading.report(2, four, four)
+    assert leading.words(1)[-1].committed == Stamp(4, EPOCH)
+
+
+def test_what_was_said_before_the_policy_was_chosen_anew_counts_where_it_is_the_same() -> None:
+    """Another leader comes, while all follow what the one before had chosen; none says it twice."""
+    before, leading = Leading("auto"), Leading("auto")
+    stamp = frozenset({Stamp(3, EPOCH)})
+    for node in range(NODES):
+        before.report(node)
+    chosen = before.words(1)[-1].policy
+    for node in range(NODES):
+        leading.report(node, stamp, stamp, policy=chosen)
+    assert leading.words(1)[-1].committed == Stamp(3, EPOCH)
 
 
 def test_without_a_wish_the_policy_is_chosen_once_all_nodes_sizes_are_known() -> None:
@@ -229,3 +293,34 @@ def test_safety_is_told_of_what_is_proven_once_all_is_known() -> None:
     assert (proven.is_committed, proven.any_nodes) == (True, 1)
     assert [tuple(r) for r in unproven.alone] == [(2, 2)]
     assert proven.alone == ()
+
+
+@pytest.mark.parametrize(("policy", "any_nodes"), [("copies:2", 0), ("copies:3", 1)])
+def test_with_one_slot_a_ranks_own_snapshot_makes_no_node_expendable(
+    policy: str, any_nodes: int
+) -> None:
+    """It may be overwritten the moment after."""
+    leading = Leading(policy, has_one_slot=True)
+    stamp = frozenset({Stamp(3, EPOCH)})
+    for node in range(NODES):
+        leading.report(node, stamp, stamp)
+    told = leading.leader.safety(set(range(NODES)))
+    assert told is not None and (told.is_committed, told.any_nodes) == (True, any_nodes)
+    assert ("no node may be lost" if not any_nodes else "any 1 node may") in told.policy_why
+    assert bool(told.critical or told.alone) == (any_nodes == 0)
+
+
+def test_with_one_slot_copies_are_not_given_up_where_memory_is_short() -> None:
+    """Without them what a rank overwrites would be nowhere."""
+    leading = Leading(has_one_slot=True)
+    sealed = frozenset({Stamp(3, EPOCH)})
+    for node in range(NODES):
+        leading.report(node, sealed)
+    for _ in range(2):
+        leading.report(1, sealed, hindered="no memory")
+    assert {word.policy for word in leading.words(1)} == {"copies:2"}
+    [event] = leading.room.journal.of("copies-needed")
+    assert "no memory" in event.why
+    for node in range(NODES):
+        leading.report(node, sealed, sealed)
+    assert leading.words(1)[-1].committed == Stamp(3, EPOCH)

@@ -14,6 +14,7 @@ from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.node_safety_file import read_node_safety
 from keepstep.edge.shm.slot import ranks_in
 from keepstep.model.horizon import Horizon
+from keepstep.model.links import LinkCount, LinkRow, LinkSample
 from keepstep.model.messages.keeper_rank import VoteRefused
 from keepstep.model.messages.peers import (
     AllEnded,
@@ -24,6 +25,7 @@ from keepstep.model.messages.peers import (
     FetchRanges,
     HorizonWord,
     InventoryReport,
+    LinkReport,
     MeshMessage,
     NodeRange,
     NodeReport,
@@ -36,7 +38,7 @@ from keepstep.model.messages.peers import (
 )
 from keepstep.model.restore_sources import HeldSnapshot
 from keepstep.model.snapshot import Stamp
-from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
+from keepstep.model.units import MIB, MS_NS, PAGE_BYTES, S_NS
 from keepstep.model.wire import BlockRange, Part
 from keepstep.runtime.replication.mesh_state import (
     SAFETY_PAUSES,
@@ -153,6 +155,8 @@ IMPOSSIBLE = [
     (2, VoteWord(VERSION, VoteRefused("no"))),
     (2, VoteWord(VERSION, RankGone(1))),
     (2, NodeReport(VERSION, EPOCH, None, None, None, 1, 1, "", (ROW,))),
+    (1, LinkReport(VERSION, (LinkRow(1, LinkSample(1, 1)),))),
+    (1, LinkReport(VERSION, (LinkRow(99, LinkSample(1, 1)),))),
 ]
 
 
@@ -226,6 +230,11 @@ def test_a_node_without_memory_is_reported_as_what_hinders() -> None:
     state.state.receive(state.holder, CopyDeclined(VERSION, 1, STAMP, "full"))
     state.state.report_news()
     assert state.room.said(NodeReport)[-1].hindered != ""
+    assert state.room.said(NodeReport)[-1].policy == "copies:2"
+    state.horizon(target=STAMP, policy="none")
+    state.state.report()
+    last = state.room.said(NodeReport)[-1]
+    assert (last.policy, last.hindered) == ("none", "")
 
 
 def test_what_does_not_prove_where_it_was_fetched_is_looked_at_here() -> None:
@@ -389,7 +398,9 @@ def test_a_new_epoch_inherits_what_was_committed_if_all_ranks_have_it() -> None:
 def test_who_dies_as_it_says_what_is_committed_has_told_its_own_page() -> None:
     state = State(0, 2, redundancy="none").train()
     row = RanksReport((1,), (STAMP,), None, STAMP.step, (STAMP,))
-    state.state.receive(1, NodeReport(VERSION, EPOCH, None, None, None, 1, 1, "", (row,)))
+    state.state.receive(
+        1, NodeReport(VERSION, EPOCH, None, None, None, 1, 1, "", (row,), policy="none")
+    )
     state.room.settle()
     (own,) = (word for word in state.room.to_self if isinstance(word, NodeReport))
     state.state.receive(0, own)
@@ -431,3 +442,15 @@ def test_the_leader_does_not_spend_its_time_on_which_nodes_may_be_lost(
     assert spent_ns <= 30 * S_NS / SAFETY_PAUSES + took_ms * MS_NS
     assert len(asked) >= 5
     assert took_ms > 1 or len(asked) == ticks, "a small job hears at once"
+
+
+def test_what_the_copies_took_is_reported_to_who_leads() -> None:
+    state = State().train()
+    counted = state.room.net.counted
+    for look in range(3):
+        counted[2, 1] = LinkCount(look * MIB, look * 60 * MS_NS, look * MIB, 0, 0)
+        state.room.time.pass_ns(2 * S_NS)
+        state.state.tick()
+    found = [report.rows for report in state.room.said(LinkReport, 0)]
+    row = LinkRow(2, LinkSample(MIB, 60 * MS_NS, MIB))
+    assert found == [(row,), (row,)]

@@ -15,7 +15,7 @@ from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.messages.peers import CopyOffer
 from keepstep.model.restore_sources import GroupMember, RestoreSource
 from keepstep.model.snapshot import Stamp
-from keepstep.model.topology import parse_policy
+from keepstep.model.topology import NoRedundancy, parse_policy
 from keepstep.model.wire import Part
 from keepstep.runtime.replication.encode import SnapshotSizes
 from keepstep.runtime.replication.owner import ASK_AGAIN_NS, Owner
@@ -314,6 +314,16 @@ def test_the_first_who_has_no_memory_is_named() -> None:
     owning.owner.declined(2, 0, "full")
     assert told and owning.owner.hindered == told
     assert owning.news == 1
+
+
+def test_who_has_no_memory_for_what_it_is_not_to_hold_hinders_nobody() -> None:
+    owning = Owning()
+    owning.owner.declined(owning.holders[0], 0, "full")
+    assert owning.owner.hindered
+    owning.owner.follow(assignments(NoRedundancy(), owning.room.mesh))
+    assert owning.owner.hindered == "", "another policy begins anew"
+    owning.owner.declined(owning.holders[0], 0, "full")
+    assert owning.owner.hindered == ""
 
 
 def test_comparing_offers_what_is_committed_again() -> None:

@@ -55,7 +55,7 @@ class World:
             )
             for rank in range(ranks)
         ]
-        self.pacing = Pacing(job_dir, host, MEMORY, self, self.told, interface_of, **how)
+        self.pacing = Pacing(job_dir, [host], MEMORY, self, self.told, interface_of, **how)
         self.steps = 0
 
     def monotonic_ns(self) -> int:

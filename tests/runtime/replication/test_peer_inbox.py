@@ -10,7 +10,7 @@ import pytest
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Part, Span
 from keepstep.runtime.keeper_world import KeeperWorld
-from keepstep.runtime.replication.peer_inbox import PeerInbox
+from keepstep.runtime.replication.peer_inbox import LinkUp, LoopCall, PeerInbox
 
 NBYTES = 10
 SPAN = Span(7, Stamp(1, 1), Part.PAYLOAD, 0, NBYTES)
@@ -88,3 +88,37 @@ def test_a_life_is_newer_than_the_one_before_whatever_the_clock_says(
     after: int, expected: int
 ) -> None:
     assert an_inbox(after).incarnation == expected
+
+
+def test_blocks_of_a_node_may_come_side_by_side() -> None:
+    """On as many streams: each is reported to whom it was placed with."""
+    inbox = an_inbox()
+    one, other = Taker(), Taker()
+    next_span = SPAN._replace(rank=8)
+    inbox.expect(SPAN.rank, SPAN.stamp, one)
+    inbox.expect(next_span.rank, next_span.stamp, other)
+    assert inbox.place(1, SPAN) is not None and inbox.place(1, next_span) is not None
+    inbox.block(1, SPAN, 0)
+    inbox.block(1, next_span, 0)
+    assert (one.came, other.came) == (1, 1)
+
+
+def test_what_broke_off_with_a_link_is_forgotten_with_the_next_one() -> None:
+    inbox = an_inbox()
+    inbox.expect(SPAN.rank, SPAN.stamp, Taker())
+    for node in (1, 2):
+        assert inbox.place(node, SPAN) is not None
+    inbox.up(1)
+    assert [node for node, _ in inbox._placed] == [2]
+
+
+def test_what_is_of_an_older_mesh_is_dropped_and_of_a_newer_one_waits() -> None:
+    inbox = an_inbox()
+    inbox.join(2)
+    older, present, newer = (LoopCall(lambda: None, version) for version in (1, 2, 3))
+    up = LinkUp(1)
+    for event in (older, newer, present, up):
+        inbox.put(event)
+    assert inbox.take() == [present, up]
+    inbox.join(3)
+    assert inbox.take() == [newer]

@@ -235,3 +235,16 @@ def test_what_is_being_overwritten_is_not_mended() -> None:
     mending.mend()
     assert len(mending.ended) == 1 and mending.ended[0] is not None
     assert mending.room.net.sent == []
+
+
+def test_what_is_not_there_is_not_mended() -> None:
+    mending = Mending()
+    mending.protect()
+    mending.room.memory.remove(mending.own.path)
+    mending.mend()
+    assert len(mending.ended) == 1 and "cannot be opened" in (mending.ended[0] or "")
+    assert mending.room.net.sent == []
+    mending.room.seal(0, STAMP, PAYLOAD)
+    mending.mend()
+    mending.room.answer_fetches(mending.source)
+    assert mending.ended[1:] == [None]

@@ -26,7 +26,7 @@ from keepstep.model.diagnosis import Diagnosis, Evidence, Kind, Strength
 from keepstep.model.failure import Cause
 from keepstep.model.signals import FAULTS, SIGBUS, SIGHUP, SIGINT, SIGKILL, SIGTERM, signal_words
 from keepstep.model.snapshot import Phase
-from keepstep.model.units import S_NS, first_line, human_ns
+from keepstep.model.units import S_NS, counted, first_line, human_ns
 
 PREEMPTING = {SIGHUP, SIGINT, SIGTERM}
 OUT_OF_MEMORY = ("out of memory", "MemoryError", "Cannot allocate memory")
@@ -36,7 +36,8 @@ BROKEN_DEVICE = (
     "uncorrectable ECC",
     "fallen off the bus",
     "Unable to determine the device handle",
-    "no CUDA-capable device is detected",
+    "o CUDA-capable device is detected",  # with a capital letter at the head of a sentence
+    "DeviceError: ",  # ours: it computes wrong
 )
 # Ours, at the head of a message: there is no state to resume from, or no way to it, which is not
 # the program's doing.
@@ -241,7 +242,7 @@ def _nobody(
     """
     stalled_ns, quiet_ns = min(e.stalled_ns for e in ranks), min(e.quiet_ns for e in ranks)
     who = (
-        f"{unheard} ranks are not heard of"
+        f"{counted(unheard, 'rank')} {'is' if unheard == 1 else 'are'} not heard of"
         if unheard > 0
         else f"all {len(living)} ranks look alike"
     )

@@ -12,7 +12,8 @@ no file, and never waits.
 | redone | the part of that in which steps were done that had been done before | |
 | detecting | a fault | the first who noticed |
 | recovering | noticed | every rank trains again |
-| idle | the last goodbye, or the last word before a silence that a launch ended | the next launch |
+| idle | the last goodbye, the last word before a silence that a launch ended, or the last rank's \
+end where nobody was there to start another (`absence.py`) | the next launch |
 
 Invariant: the line of time is cut at events, and each piece goes into exactly one part; stalled and
 redone are taken out of the pieces in which ranks trained, never more than there is. So the parts
@@ -40,6 +41,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 
+from keepstep.core.economics.absence import Absence, Away
 from keepstep.core.economics.journal_kinds import (
     BACK,
     CLOSING,
@@ -107,7 +109,8 @@ class Account:
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """An incident that is over: from the fault to every rank's next step (or, where no rank told of
-    one, to the leave to train). `began_ns`: the fault's moment, on the ledger's axis."""
+    one, to the leave to train), less the time in which nobody had started the job. `began_ns`: the
+    fault's moment, on the ledger's axis."""
 
     cause: str
     took_ns: int
@@ -173,6 +176,7 @@ class _Incident:
     began_ns: int
     ended_ns: int | None = None
     lost_steps: int = 0
+    away_ns: int = 0
 
 
 class Ledger:
@@ -189,6 +193,7 @@ class Ledger:
         self._epoch: int | None = None  # of the newest leave to train
         self._high_step = -1
         self._incidents: list[_Incident] = []
+        self._absence = Absence()
         self._suspected_ns: int | None = None
         # the last word before a launch that came unexpectedly, and that launch
         self._reopened: tuple[int, int] | None = None
@@ -199,12 +204,14 @@ class Ledger:
     # -- what happens
 
     def add(self, event: Event) -> None:
-        at_ns = self.axis.place(event.wall_ns, event.mono_ns, event.boot)
+        at_ns = self._place(event)
         if not self._known:
             self._known = True
             self._since_ns = self._first_ns = self._last_ns = at_ns
         at_ns = max(at_ns, self._last_ns)
         self._hear_stalls(event)
+        if (away := self._absence.hear(event)) is not None:
+            self._was_away(away)
         kind = event.kind
         if kind in BACK:
             self._may_train(event, at_ns)
@@ -248,6 +255,17 @@ class Ledger:
         parted = self._parted_ns if self._part is TimePart.TRAINING else None
         self._turn(TimePart.IDLE, at_ns if parted is None else parted)
         self._incidents = [i for i in self._incidents if i.ended_ns is not None]
+
+    def _was_away(self, away: Away) -> None:
+        """Until the launch nobody was there to recover."""
+        if self._part is TimePart.RECOVERING:
+            self._turn(TimePart.IDLE, self._place(away.since))
+            gone_ns = self._since_ns
+            self._turn(TimePart.RECOVERING, self._place(away.until))
+            self._incidents[-1].away_ns += self._since_ns - gone_ns
+
+    def _place(self, event: Event) -> int:
+        return self.axis.place(event.wall_ns, event.mono_ns, event.boot)
 
     def _noticed(self, event: Event, at_ns: int) -> None:
         if self._part in (TimePart.TRAINING, TimePart.STARTING):
@@ -329,9 +347,9 @@ class Ledger:
                 number(event.data.get(f"{word}_steps")) or 0
                 for word in ("captured", "skipped", "torn")
             )
-            self._stalled(
-                int(event.who[5:]), None, steps * (number(event.data.get("stall_ns_per_step")) or 0)
-            )
+            stall_ns = steps * (number(event.data.get("stall_ns_per_step")) or 0)
+            waited_ns = number(event.data.get("waited_ns")) or 0  # for the store
+            self._stalled(int(event.who[5:]), None, stall_ns + waited_ns)
 
     def _stalled(self, rank: int, pid: int | None, stall_ns: int) -> None:
         life = (rank, self._pids.get(rank, 0) if pid is None else pid)
@@ -369,7 +387,9 @@ class Ledger:
             if tempos:
                 trainings[-1].tells(max(t.completed_step for t in tempos), open_ns)
         else:
-            spent_ns[self._part] += open_ns
+            away_ns = self._away_ns(end_ns)
+            spent_ns[self._part] += open_ns - away_ns
+            spent_ns[TimePart.IDLE] += away_ns
         step_ns = _step_ns(trainings, tempos)
         trained_ns = sum(t.length_ns for t in trainings)
         redone_ns = sum(t.redone_ns(step_ns) for t in trainings)
@@ -387,6 +407,13 @@ class Ledger:
             idle_ns=spent_ns[TimePart.IDLE],
             goodput_ratio=productive_ns / wall_ns if wall_ns else None,
         )
+
+    def _away_ns(self, end_ns: int) -> int:
+        """For how long, as things are, nobody has been there to recover."""
+        since = self._absence.since
+        if since is None or self._part is not TimePart.RECOVERING:
+            return 0
+        return max(0, end_ns - max(self._since_ns, self._place(since)))
 
     @property
     def step_ns(self) -> float:
@@ -414,7 +441,7 @@ class Ledger:
             if now_ns is None or now_ns - ended_ns >= SETTLED_NS
         )
         return tuple(
-            Recovered(i.cause, max(0, ended_ns - i.began_ns), i.lost_steps, i.began_ns)
+            Recovered(i.cause, max(0, ended_ns - i.began_ns - i.away_ns), i.lost_steps, i.began_ns)
             for i, ended_ns in settled
         )
 

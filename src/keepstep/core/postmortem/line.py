@@ -49,7 +49,8 @@ PIECES = [
 LABEL = re.compile(r" {0,6}(?P<rank>\d{1,6}): ?")
 LOGGER = re.compile(r"(?P<name>[A-Za-z_][\w.]{0,80})(?::\d{1,6})?(?:: | - )")
 EXCEPTION_NAME = re.compile(
-    r"(?:what\(\)|(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80}(?:Error|Exception|Exit|Interrupt)\b)"
+    r"(?:what\(\)|Exception\b"
+    r"|(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80}(?:Error|Exception|Exit|Interrupt)\b)"
 )
 EXCEPTION = re.compile(rf"{EXCEPTION_NAME.pattern}(?:: |:?$)")
 

@@ -19,6 +19,7 @@ from keepstep.core.postmortem.collectives import Collectives
 from keepstep.core.postmortem.exits import SLURM_TASK, SeenExit, seen_exit
 from keepstep.core.postmortem.line import LogLine, parse_line
 from keepstep.core.postmortem.places import LogPlace
+from keepstep.core.postmortem.recorder import Recorder
 from keepstep.core.postmortem.table import LogPattern, PatternTable
 
 INTRODUCED = " nranks "  # NCCL tells each rank's process and device
@@ -116,6 +117,7 @@ class Sightings:
     found: dict[tuple[str, int | None, int, bool], Sighting] = field(default_factory=dict)
     exits: list[tuple[LogPlace, SeenExit, Sighting]] = field(default_factory=list)
     collectives: Collectives = field(default_factory=Collectives)
+    recorder: Recorder = field(default_factory=Recorder)
     who: WhoIsWho = field(default_factory=WhoIsWho)
     read: int = 0
 

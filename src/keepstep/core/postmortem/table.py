@@ -15,12 +15,12 @@ nothing else.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from keepstep.core.postmortem.line import LogLine
+from keepstep.model.decoding import from_json
 
 PatternRole = Literal["root", "cascade", "teardown"]
 ROLES = ("root", "cascade", "teardown")
@@ -53,8 +53,7 @@ class LogPattern:
     def matches(self, line: LogLine) -> bool:
         text = line.text
         return (
-            self.words[0] in text  # most lines end here
-            and all(word in text for word in self.words)
+            all(word in text for word in self.words)
             and not any(word in text for word in self.unless)
             and WHERE[self.where](line, self.words[0])
         )
@@ -76,9 +75,11 @@ class PatternTable:
 
     def match(self, line: LogLine) -> LogPattern | None:
         """The first pattern of the table that this line matches."""
-        near = [group for needle, group in self.by_needle.items() if needle in line.text]
-        matching = ((i, p) for group in near for i, p in group if p.matches(line))
-        return min(matching, key=lambda found: found[0], default=(0, None))[1]
+        text = line.text
+        near = [group for needle, group in self.by_needle.items() if needle in text]
+        likely = [found for group in near for found in group if found[1].words[0] in text]
+        likely.sort(key=lambda found: found[0])
+        return next((pattern for _, pattern in likely if pattern.matches(line)), None)
 
 
 def _is_raised(line: LogLine, word: str) -> bool:
@@ -104,7 +105,7 @@ WHERE: Mapping[str, Callable[[LogLine, str], bool]] = {
 
 def parse_table(text: str) -> PatternTable:
     """The table in this text. Raises ValueError naming what is wrong with it."""
-    document = json.loads(text)
+    document = from_json(text)
     classes = {
         name: FailureClass(name=name, **fields) for name, fields in document["classes"].items()
     }

@@ -5,7 +5,8 @@ Comes in: `Sightings`. Goes out: a `LogVerdict`, with the reason in one sentence
 The rule. A root beats every cascade, whenever their clocks say they were: survivors tell of others.
 Among roots the heavier wins (a fact of the kernel, an error that names itself, how a process ended,
 any error), then the one on fewer ranks, then the earlier. No root, but watchdogs: a hang, and the
-culprit is who did not enter the collective. Nothing but cascades: the one rank that says nothing
+culprit is who did not enter the collective; torch's flight recorder says it best, and also when
+ranks entered different ones. Nothing but cascades: the one rank that says nothing
 hangs or is gone. Else nobody knows, and that is what is said.
 
 What a kernel's log tells of hours before the end is not of this failure.
@@ -28,7 +29,7 @@ UNKNOWN = FailureClass(
     "unknown",
     "no line of the logs names a cause",
     "restart",
-    "Restart a few times at most. If it fails again, test the nodes, and read the lines below.",
+    "Restart a few times at most. If it fails again, test the nodes (keepstep preflight).",
     "job",
 )
 SHOWN = 5  # lines of evidence
@@ -73,7 +74,8 @@ class _Attempt:
 def judge(seen: Sightings) -> LogVerdict:
     """The cause of the last attempt that has one: it is what ended the job."""
     attempts = _attempts(seen)
-    missed = seen.collectives.missed(seen.who.known())
+    known = seen.who.known()
+    missed = seen.recorder.missed(known) or seen.collectives.missed(known)
     for attempt in reversed(attempts):
         is_last = attempt is attempts[-1]
         verdict = _cause(seen, attempt, missed if is_last else None)
@@ -130,14 +132,17 @@ def _cause(seen: Sightings, attempt: _Attempt, missed: Missed | None) -> LogVerd
     weighty = [s for s in attempt.roots if s.pattern.weight > 0]
     if weighty:
         return _of_roots(seen, attempt, weighty, missed)
-    if missed is not None and seen.collectives.has_timeout:
+    is_last = attempt.number == _last(seen)
+    if is_last and (mismatch := seen.recorder.mismatch()) is not None:
+        return _of_mismatch(seen, attempt, *mismatch)
+    if missed is not None and (seen.collectives.has_timeout or seen.recorder.dumps):
         return _of_hang(seen, attempt, missed)
     silent = _silent(seen, attempt)
     if silent is not None:
         return _of_silence(seen, attempt, silent)
     if attempt.roots:
         return _of_roots(seen, attempt, attempt.roots, missed)
-    if seen.collectives.has_timeout and attempt.number == _last(seen):
+    if seen.collectives.has_timeout and is_last:
         why = "collectives timed out, and nothing tells which rank did not enter them"
         return _verdict(seen, attempt, seen.table.classes["hang"], why)
     return None
@@ -205,6 +210,15 @@ def _of_hang(seen: Sightings, attempt: _Attempt, missed: Missed) -> LogVerdict:
         seen, attempt, seen.table.classes["hang"], why, rank=rank, first=first, missed=missed
     )
     return replace(verdict, ranks=missed.missing)
+
+
+def _of_mismatch(
+    seen: Sightings, attempt: _Attempt, ranks: tuple[int, ...], said: str
+) -> LogVerdict:
+    rank = ranks[0] if len(ranks) == 1 else None
+    cause = seen.table.classes["collective-mismatch"]
+    verdict = _verdict(seen, attempt, cause, f"by the flight recorder, {said}", rank=rank)
+    return replace(verdict, ranks=ranks)
 
 
 def _of_silence(seen: Sightings, attempt: _Attempt, rank: int) -> LogVerdict:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from keepstep.model.units import S_NS, human_ns
+from keepstep.model.units import S_NS, every, human_ns
 
 EMPTY_NS = 1 * S_NS  # who comes back at once finds the same keeper
 FIRST_NS = 10 * S_NS  # however short the grace: whoever started the keeper needs a moment to say so
@@ -114,7 +114,7 @@ class JobLifetime:
         nodes = self.nodes or 1
         if self.ended_here and (nodes == 1 or self.all_nodes_ended):
             others = f" of this node, and those of {nodes - 1} more," if nodes > 1 else ""
-            return Finish(True, f"all {self.world_size} ranks{others} ended well")
+            return Finish(True, f"{every(self.world_size or 0, 'rank')}{others} ended well")
         if self.ranks:
             return None
         alone_ns = now_ns - self.alone_since_ns

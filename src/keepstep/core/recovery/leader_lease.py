@@ -139,6 +139,11 @@ class Leadership:
         """By the register's last lease; whether the lease still runs is another question."""
         return self._seen is not None and self._seen.holder == self.who
 
+    @property
+    def lease(self) -> Lease | None:
+        """What the register said last."""
+        return self._seen
+
     def may_order(self, now_ns: int) -> bool:
         return self.leads and now_ns < self._until_ns
 

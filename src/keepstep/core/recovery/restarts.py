@@ -9,9 +9,9 @@ The cheapest rung first: ranks that can stay in their process do (`keep`), and o
 is started. When two restarts have brought no new step, or somebody does not take part in one in
 time, all ranks start anew. From the fourth in a row on the nodes wait before they meet, longer each
 time: what hinders them may pass. A node whose hardware is suspect (`core/recovery/recurrence.py`)
-leaves its place to a spare (`leave`) where memory can do without it. What is not tried again: a
-program that is at fault, what a person has to decide, and a cause whose budget is used up
-(`core/recovery/restart_budget.py`).
+leaves its place to a spare (`leave`) where memory can do without it, and so does one with a sick
+part where somebody asked for that. What is not tried again: a program that is at fault, what a
+person has to decide, and a cause whose budget is used up (`core/recovery/restart_budget.py`).
 
 Invariant: at most `max_restarts` restarts are ordered, of no cause in a row more than its budget,
 and after `End` nothing at all.
@@ -25,6 +25,7 @@ from enum import Enum
 from keepstep.core.recovery.recurrence import Recurrence
 from keepstep.core.recovery.restart_budget import RestartBudget, Spent
 from keepstep.model.failure import DEFAULT_BUDGET, Cause, Failure, Finding
+from keepstep.model.parts import PartPolicy
 from keepstep.model.restarts import (
     END_WITHIN_NS,
     Action,
@@ -34,7 +35,9 @@ from keepstep.model.restarts import (
     End,
     Event,
     Exit,
+    LeaveWanted,
     MeetingLost,
+    PartSick,
     Progressed,
     RanksExited,
     RanksStarted,
@@ -50,7 +53,7 @@ from keepstep.model.restarts import (
     TimeUp,
 )
 from keepstep.model.signals import SIGHUP, SIGTERM, signal_words
-from keepstep.model.units import S_NS, counted, human_ns
+from keepstep.model.units import S_NS, counted, every, human_ns
 
 PERSIST_WITHIN_NS = 30 * S_NS  # the notice before a preemption is rarely longer
 STOP_WITHIN_NS = 5 * S_NS
@@ -87,6 +90,7 @@ class _Setback:
     heard: bool = False  # another node has said it to all
     least: int = 0
     wait_ns: int = 0  # as heard
+    leaves: bool = False  # it is why all restart
 
 
 @dataclass
@@ -99,6 +103,7 @@ class Restarts:
     _stage: _Stage = _Stage.MEETING
     _running: set[int] = field(default_factory=set)
     _started_ns: int = 0
+    _first_started_ns: int = 0
     _best_step: int = -1
     _crashes: list[Failure] = field(default_factory=list)  # in a row, without a new step
     _recurrence: Recurrence = field(default_factory=Recurrence)
@@ -109,6 +114,7 @@ class Restarts:
     _end_within_ns: int = END_WITHIN_NS
     _lost: str = ""
     _in_vain: int = 0  # restarts in a row without a new step
+    _sick: str = ""  # the part for which this node is to leave its place at the next restart
     _was_well: bool = False  # all ranks had ended well when others wanted another attempt
 
     @property
@@ -122,6 +128,7 @@ class Restarts:
             return None
         if isinstance(event, RanksStarted):
             self._stage, self._started_ns, self._hosts = _Stage.RUNNING, event.at_ns, event.hosts
+            self._first_started_ns = self._first_started_ns or event.at_ns
             self._life += 1
             self._running = set(range(event.first_rank, event.first_rank + self.world_size))
             return None
@@ -138,6 +145,10 @@ class Restarts:
             return self._reported(event)
         if isinstance(event, SignalReceived):
             return self._signalled(event)
+        if isinstance(event, LeaveWanted):
+            return self._leave(event)
+        if isinstance(event, PartSick):
+            return self._part_sick(event)
         if isinstance(event, RanksUndead):
             stuck = " and ".join(str(r) for r in event.ranks)
             return self._end(
@@ -146,7 +157,8 @@ class Restarts:
                 "write again when it wakes up",
             )
         if isinstance(event, TimeUp):
-            late = f"{len(self._running)} ranks did not leave within {STOP_WITHIN_NS / S_NS:.0f} s"
+            left = counted(len(self._running), "rank")
+            late = f"{left} did not leave within {STOP_WITHIN_NS / S_NS:.0f} s"
             return (
                 self._end(self._exit_code, f"{self._signal}; {late}")
                 if self._stage is _Stage.STOPPING
@@ -171,9 +183,9 @@ class Restarts:
         if self._stage is _Stage.STOPPING:
             return replace(self._end(self._exit_code, self._signal), is_told=True)
         self._stage = _Stage.ENDED_WELL
-        took = _seconds(event.at_ns - self._started_ns)
+        took = _seconds(event.at_ns - self._first_started_ns)
         why = (
-            f"all {self.world_size} ranks ended well {took} after their start; "
+            f"{every(self.world_size, 'rank')} ended well {took} after the start; "
             f"{counted(self.restarts, 'restart')}"
         )
         return self._end(0, f"{why}; {self._lost}") if self._lost else AwaitOthers(why)
@@ -182,6 +194,8 @@ class Restarts:
         life_ns = event.at_ns - self._started_ns
         failure = replace(cause.blamed, completed_step=event.completed_step)
         self._notice_progress(life_ns, event.completed_step)
+        if cause.is_stop:
+            return self._end(CODE_REFUSED, f"a person is to decide: {cause}")
         if cause.is_refusal and failure.step is None and self._is_refused_for_good():
             return self._end(CODE_REFUSED, f"nobody may train: {cause}")
         why_not_keep = self._why_not_keep(event.able)
@@ -240,7 +254,8 @@ class Restarts:
             f"restart {self.restarts} of "
             f"{self.max_restarts}{f'; {spent.why}' if spent and spent.why else ''}"
         )
-        leave = setback.expendable and finding is not None
+        is_suspect = finding is not None or bool(self._sick)
+        leave = setback.leaves or (setback.expendable and is_suspect)
         why_not_keep = (
             "its hardware is suspect, and a spare may take its place"
             if leave
@@ -250,7 +265,7 @@ class Restarts:
         plan = (
             "starting what is missing, the others stay in their process"
             if keep
-            else f"restarting all {self.world_size} ranks{_from_memory(failure)}"
+            else f"restarting {every(self.world_size, 'rank')}{_from_memory(failure)}"
         )
         if wait_ns:
             plan += f" in {human_ns(wait_ns)}: the restarts before this one brought no new step"
@@ -266,6 +281,26 @@ class Restarts:
             setback.least,
             wait_ns,
         )
+
+    def _leave(self, event: LeaveWanted) -> Action | None:
+        """Nothing has failed: the last restart is not used for that."""
+        if self._stage is not _Stage.RUNNING or self.restarts + 1 >= self.max_restarts:
+            return None
+        self._notice_progress(event.at_ns - self._started_ns, event.completed_step)
+        return self._again(_Setback(event.why, None, "", leaves=True))
+
+    def _part_sick(self, event: PartSick) -> Action | None:
+        """What somebody asked for in that case. Where this cannot be now it is for the next
+        restart."""
+        self._sick = event.why
+        is_running = self._stage is _Stage.RUNNING
+        if event.policy is PartPolicy.STOP and is_running:
+            self._signal = f"the job ends for a sick part: {event.why}"
+            return self._stop(SIGTERM, 1, f"; {signal_words(SIGTERM)} to {self._how_many()}")
+        if event.policy is PartPolicy.LEAVE and is_running and event.expendable:
+            self._notice_progress(event.at_ns - self._started_ns, event.completed_step)
+            return self._again(_Setback(event.why, None, "", leaves=True))
+        return None
 
     def _program_is_wrong(self, finding: Finding | None) -> Finding | None:
         """Whether it failed too often without a new step, whatever it said and wherever that
@@ -352,7 +387,7 @@ class Restarts:
         if self._stage is _Stage.MEETING and not self._was_well:
             return self._end(CODE_REFUSED if event.is_refused else 1, f"gave up: {event.why}")
         return (
-            self._end(0, f"all {self.world_size} ranks ended well; {event.why}")
+            self._end(0, f"{every(self.world_size, 'rank')} ended well; {event.why}")
             if self._stage in (_Stage.ENDED_WELL, _Stage.MEETING)
             else None
         )

@@ -63,19 +63,20 @@ def plan(
     many_nodes: bool = False,
     there_bytes: int = 0,
     block_bytes: int = 4 * MIB,
+    restoring_bytes: int = 0,
 ) -> SlotPlan:
     """`free_bytes`: free in the arena's filesystem; `available_bytes`: memory the kernel can give;
     `wanted`: 0 chooses; `held`: what is held for other nodes, in slots a rank; `many_nodes`:
     whether snapshots go to other nodes; `there_bytes`: what this job has there already, which is in
-    the plan and not in what is free; `block_bytes`: `Memory.block_bytes`.
+    the plan and not in what is free; `block_bytes`: `Memory.block_bytes`; `restoring_bytes`: what a
+    rank needs besides its slots while it restores.
 
     Raises MemoryBudgetError.
     """
     free_ratio = 1 - HEADROOM_RATIO  # what is there fits, however little is free
+    for_slots = max(0, available_bytes - local_ranks * restoring_bytes)
     usable = int(
-        min(free_bytes, available_bytes) * free_ratio
-        + there_bytes
-        - held * local_ranks * slot_bytes
+        min(free_bytes, for_slots) * free_ratio + there_bytes - held * local_ranks * slot_bytes
     )
     all_bytes = local_ranks * slot_bytes  # one slot of every rank
     most = wanted or LEAST_SLOTS + has_store + (2 if many_nodes else 1)
@@ -95,10 +96,12 @@ def plan(
     )
     if held_bytes:
         sentence += f", and {human_bytes(held_bytes)} held for other nodes,"
+    if local_ranks * restoring_bytes >= MIB:
+        sentence += f", and {human_bytes(local_ranks * restoring_bytes)} while all restore,"
     if total > usable:
         tight = (
             f"{arena_dir} has {human_bytes(free_bytes)} free"
-            if free_bytes <= available_bytes
+            if free_bytes <= for_slots
             else "memory is short"
         )
         raise MemoryBudgetError(

@@ -14,6 +14,8 @@ next needs nothing but new reports.
   is committed in the new surroundings, that is what a lost node can be rebuilt from. Without it
   nobody would know which older generation may be overwritten, and holders that keep two of them
   would have no slot for a new one, for ever.
+* A stamp at which replicas differ, and what was computed from it, is never a target, so it is
+  neither copied nor committed; it is overwritten (core/detection/replicas.py).
 * Beside floor and target only the newest stamp that every rank has, and what may still become one,
   is `alive`: a killed process goes back to that, however long the target takes on a slow link. What
   is not alive is hopeless, once every rank has decided about its step.
@@ -30,8 +32,15 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from keepstep.core.detection.replicas import (
+    OBSERVED_STEPS,
+    Agreement,
+    blame,
+    first_difference,
+)
 from keepstep.core.resume.cut import Holding, common
 from keepstep.model.horizon import Horizon
+from keepstep.model.replicas import ReplicaDifference
 from keepstep.model.snapshot import Stamp
 
 
@@ -73,11 +82,14 @@ class Commit:
     facts: dict[int, RankFacts] = field(default_factory=dict)
     horizon: Horizon = field(init=False)
     announced: Horizon | None = None  # the last that was returned
+    _agreement: Agreement = field(init=False)
+    _difference: ReplicaDifference | None = None  # the first of the epoch
     # ranks that train together are much alike
     _kinds: Counter[tuple[Holding, frozenset[Stamp]]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.horizon = Horizon(self.epoch)
+        self._agreement = Agreement(self.epoch)
 
     def report(self, facts: Iterable[RankFacts], received: Horizon) -> Horizon | None:
         """Take what a node reports of its ranks, and the last horizon on its page. Returns the one
@@ -104,6 +116,12 @@ class Commit:
         self.announced = self.horizon
         return self.horizon
 
+    def forget_protected(self) -> None:
+        """Another policy holds: what the holders under the one before have proven counts no more.
+        What is committed stays so."""
+        for fact in [*self.facts.values()]:
+            self._take(fact._replace(protected=frozenset()))
+
     def _take(self, fact: RankFacts) -> None:
         old = self.facts.get(fact.rank)
         if old == fact:
@@ -122,6 +140,8 @@ class Commit:
         now = self.horizon
         if _stamps(now) != _stamps(announced):
             return True
+        if (now.agreed_steps, now.difference) != (announced.agreed_steps, announced.difference):
+            return True
         return any(
             now.is_hopeless(s) and not announced.is_hopeless(s)
             for own, _ in self._kinds
@@ -129,8 +149,10 @@ class Commit:
         )
 
     def _decide(self) -> Horizon:
-        protected = common([p for _, p in self._kinds])
         held = common([own.sealed for own, _ in self._kinds])
+        self._compare(held)
+        protected = self._sound(common([p for _, p in self._kinds]))
+        held = self._sound(held)
         committed = _later(self.horizon.committed, max(protected, default=None))
         floor = _later(self.horizon.inherited, committed)
         sealed = [s for s in held if (floor is None or s >= floor) and s not in protected]
@@ -141,11 +163,8 @@ class Commit:
         newest = max(held, default=None)
         oldest = _later(floor, _later(target, newest))
         pending = {own.pending for own, _ in self._kinds if own.pending is not None}
-        candidates = {
-            s
-            for s in pending.union(*(own.sealed for own, _ in self._kinds))
-            if oldest is None or s >= oldest or s == target
-        }
+        known = frozenset(pending.union(*(own.sealed for own, _ in self._kinds)))
+        candidates = [s for s in self._sound(known) if oldest is None or s >= oldest or s == target]
         alive = frozenset(s for s in candidates if all(_may_have(own, s) for own, _ in self._kinds))
         return Horizon(
             self.epoch,
@@ -154,6 +173,24 @@ class Commit:
             alive,
             min(own.decided_step for own, _ in self._kinds),
             self.horizon.inherited,
+            agreed_steps=min(self._agreement.steps, OBSERVED_STEPS),
+            difference=self._difference,
+        )
+
+    def _compare(self, held: frozenset[Stamp]) -> None:
+        """What replicas tell of the stamps that all ranks hold."""
+        told = [own for own, _ in self._kinds]
+        if self._difference is None:
+            stamp = first_difference(told, held)
+            if stamp is not None:
+                self._difference = blame({r: f.own for r, f in self.facts.items()}, stamp)
+        if self._difference is None:
+            self._agreement.saw(told, held)
+
+    def _sound(self, stamps: frozenset[Stamp]) -> frozenset[Stamp]:
+        wrong = self._difference
+        return (
+            stamps if wrong is None else frozenset(s for s in stamps if not wrong.is_condemned(s))
         )
 
 

@@ -3,6 +3,10 @@
 Comes in: the rank's own slots, the horizon (newest stamp all ranks hold) and which stamps are
 hopeless. Goes out: a slot to overwrite, or a reason to skip. Never overwrites the horizon, nor
 anything newer that may still become one; never runs two captures; never waits.
+
+A rank with one slot has nowhere else to go: it overwrites the horizon itself, once that is
+committed and rests whole on other nodes (`released`). Until the next one is committed the newest
+step that everybody can go back to is there alone (docs/protocol.md, "One slot").
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from keepstep.model.snapshot import SlotState, SlotView, Stamp
 # why a slot is free
 OLDER = "{stamp} is older than the horizon, {horizon}"
 HOPELESS = "{stamp} will never be held by every rank"
+ELSEWHERE = "{stamp} is committed and rests on other nodes"
 
 
 class Take(NamedTuple):
@@ -32,12 +37,13 @@ class Skip:
 
 
 def choose(
-    step: int,
     slots: Sequence[SlotView],
     horizon: Stamp | None,
     is_hopeless: Callable[[Stamp], bool],
+    released: Stamp | None = None,
 ) -> Take | Skip:
-    """Decide about the snapshot of `step`."""
+    """Decide about the next snapshot. `released`: of a rank with one slot, the newest stamp
+    that it need not keep itself."""
     writing = [view for view in slots if view.state is SlotState.WRITING]
     if writing:
         return Skip(f"the snapshot of {writing[0].stamp} is not sealed yet")
@@ -49,6 +55,8 @@ def choose(
             free.append((-2, index, "it is empty"))
         elif horizon is not None and view.stamp < horizon:
             free.append((view.stamp.step, index, OLDER))
+        elif released is not None and view.stamp <= released:
+            free.append((view.stamp.step, index, ELSEWHERE))
         elif view.stamp != horizon and is_hopeless(view.stamp):
             free.append((view.stamp.step, index, HOPELESS))
     if free:
@@ -56,6 +64,9 @@ def choose(
         found = why.format(stamp=slots[index].stamp, horizon=horizon)
         return Take(index, f"slot {index}: {found}")
     pinned = sum(v.pinned for v in slots)
+    if len(slots) == 1:
+        stays = "is being read" if pinned else "is not committed yet, with copies on other nodes"
+        return Skip(f"{slots[0].stamp} in the only slot {stays}")
     if horizon is None:
         return Skip(
             f"no step is held by every rank yet, and all {len(slots)} slots may still become "

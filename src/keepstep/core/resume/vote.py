@@ -10,10 +10,17 @@ loaded: who says to the next vote that it has loaded the same may go, too.
 
 Order of sources: the newest stamp that all ranks hold in memory, or can be given from other nodes'
 memory; then checkpoints, newest first; then a fresh start, unless there are checkpoints and none
-can be used, or one could not be looked at: a person decides then. With many nodes nothing is
-offered before every node has told what it holds. A stamp after which the program failed twice
-without completing another step is condemned: its bytes are what was captured, but perhaps what was
-captured was already wrong. It is taken only when there is nothing else but a fresh start.
+can be used, or one could not be looked at: a person decides then. Memory that no rank's present
+launch has trained on may be a remainder: the job may have gone on elsewhere since. Then the store
+is asked first, and a checkpoint of a later epoch, or of a later step of the same one, comes before
+memory; where the store does not answer, memory is taken, and the reason says so. With many nodes
+nothing is offered before every node has told what it holds. A stamp after which the program failed
+twice without completing another step is condemned: its bytes are what was captured, but perhaps
+what was captured was already wrong. It is taken only when there is nothing else but a fresh start.
+A stamp at which replicas differ, and what was computed from it, is wrong for sure, and never taken.
+What one rank doubts, because a step has wrong numbers, is offered to nobody, and nobody starts
+afresh for a doubt. The permission to go says which that was, so that no later vote, in which nobody
+remembers the doubt, offers it.
 
 A run that is to start over does so when all ranks say so, which is in its first life only: whoever
 has begun it says so no more.
@@ -21,12 +28,15 @@ has begun it says so no more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from keepstep.core.detection.replicas import sound
 from keepstep.core.resume.cut import common
 from keepstep.model.checkpoint import StoreListing
 from keepstep.model.snapshot import Stamp
+from keepstep.model.units import counted, every
 
 STRIKES = 2
 CUT_OFF_LOADS = 5  # then the next older checkpoint is offered
@@ -35,7 +45,8 @@ NOT_READ = StoreListing(())
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """What a rank brings: proven stamps, and why others it has are unusable."""
+    """What a rank brings: proven stamps, and why others it has are unusable. `group`, `digests`:
+    of those stamps, as in `core/resume/cut.py`, `Holding`."""
 
     rank: int
     world_size: int
@@ -43,6 +54,10 @@ class Ballot:
     foreign_world: int | None = None  # its slots are of a job of that size
     incarnation: int = 0  # which life of the rank asks; 0: nobody said
     fresh: bool = False  # its run is to start over, and has not begun
+    group: int = 0
+    digests: tuple[tuple[Stamp, int], ...] = ()
+    doubted_from: int | None = None  # states of that step and of later ones may be wrong
+    goes_on: bool = True  # this launch of the job has trained on what the rank's memory holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +75,33 @@ class Offer:
 class ListStore:
     """Ask the store which checkpoints it has. `begins_run`: all start over; what it has is to be
     left behind first, so that it is not taken when this run fails. `cut_off`: how many loads the
-    store has cut off since all were looked at: the more, the later the question."""
+    store has cut off since all were looked at: the more, the later the question. `memory_waits`:
+    all could go on from memory, and only want to know whether the store has gone on since."""
 
     begins_run: bool = False
     cut_off: int = 0
+    memory_waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Doubted:
+    """States of step `first` and of later ones. `elsewhere`: those among them that other nodes
+    hold, each with the ranks whose they are."""
+
+    first: int
+    elsewhere: tuple[tuple[Stamp, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Go:
     """Everybody has proven the same state: train on, in this epoch. `reached`: a step that the job
-    had completed, as the store tells; -1 when it was not asked."""
+    had completed, as the store tells; -1 when it was not asked. `doubted`: what was left out
+    because a rank doubts it."""
 
     epoch: int
     offer: Offer
     reached: int = -1
+    doubted: Doubted | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +135,7 @@ class Vote:
     brought_twice: set[tuple[int, Stamp]] = field(default_factory=set)
     checkpoints: Sequence[int] | None = None
     listing: StoreListing = NOT_READ  # what was in the store, when that is known
+    unlisted: str | None = None  # why nobody knows what is in it, where memory does without
     cut_off: int = 0
     unread: str | None = None
     silent_nodes: frozenset[int] = frozenset()  # their inventories are awaited
@@ -120,8 +149,8 @@ class Vote:
         if ballot.world_size != self.world_size:
             return [
                 Refuse(
-                    f"rank {ballot.rank} says the world has {ballot.world_size} ranks, the "
-                    f"job has {self.world_size}"
+                    f"rank {ballot.rank} says the world has "
+                    f"{counted(ballot.world_size, 'rank')}, the job has {self.world_size}"
                 )
             ]
         if (
@@ -172,6 +201,11 @@ class Vote:
         start afresh over checkpoints that nobody could look at."""
         if not self.has_all or self.offer is not None:
             return []
+        if self._is_cold and self.unlisted is None:
+            self.unlisted = why
+            decided = self._decide()
+            if any(isinstance(action, Offer) for action in decided):
+                return decided
         wants = all(ballot.fresh for ballot in self.ballots.values())
         first = "a fresh start was asked for" if wants else self._why_not_memory()
         return [Refuse(f"{first}, and the store cannot be read: {why}", is_final)]
@@ -189,7 +223,7 @@ class Vote:
             return self._permit_late()
         self.epoch += 1
         reached = max((*(self.checkpoints or ()), *self._lost()), default=-1)
-        self.permitted = Go(self.epoch, offer, reached)
+        self.permitted = Go(self.epoch, offer, reached, self._doubted())
         self._look_anew()
         self.ballots.clear()
         self.loaded.clear()
@@ -247,6 +281,7 @@ class Vote:
         self.brought_twice.clear()
         self.checkpoints = None
         self.listing = NOT_READ
+        self.unlisted = None
         self.cut_off = 0
         self.unread = None
 
@@ -269,30 +304,33 @@ class Vote:
         restorable_stamps = [
             b.holds | self.elsewhere.get(r, frozenset()) for r, b in self.ballots.items()
         ]
-        shared = [s for s in common(restorable_stamps) if ("memory", s) not in bad]
+        reachable = common(restorable_stamps)
+        agreed = sound(list(self.ballots.values()), reachable)
+        if reachable > agreed:
+            after += f"; replicas differ since {min(reachable - agreed)}"
+        doubted = self._doubted_from()
+        shared = [s for s in agreed if ("memory", s) not in bad and s.step < doubted]
         trusted = [s for s in shared if s not in self.condemned]
         instead = f"; {max(shared)} is condemned" if shared and max(shared) not in trusted else ""
-        checkpoints = [s for s in self.checkpoints or () if ("store", Stamp(s, 0)) not in bad]
-        if not trusted and self.has_store and self.checkpoints is None:
-            return [ListStore(cut_off=self.cut_off)]
-        if trusted or (shared and not checkpoints):
-            best = max(trusted or shared)
-            without = sorted(r for r, b in self.ballots.items() if best not in b.holds)
-            verb = "have" if without else "hold"
-            given = (
-                f", rank{'s' if len(without) > 1 else ''} {_ranks(without)} from other nodes"
-                if without
-                else ""
-            )
-            why = (
-                f"{best} is the newest state all {self.world_size} ranks {verb} in "
-                f"memory{given}{instead if trusted else ''}{after}"
-            )
-            return self._make("memory", best, why)
+        if doubted < math.inf:
+            instead += f"; states from step {doubted} on are in doubt"
+        checkpoints = [
+            s for s in self.checkpoints or () if ("store", Stamp(s, 0)) not in bad and s < doubted
+        ]
+        needs_store = not trusted or (self._is_cold and self.unlisted is None)
+        if needs_store and self.has_store and self.checkpoints is None:
+            return [ListStore(cut_off=self.cut_off, memory_waits=bool(trusted))]
+        is_behind = bool(trusted) and self._is_behind(max(trusted), checkpoints)
+        if (trusted and not is_behind) or (shared and not checkpoints):
+            return self._offer_memory(max(trusted or shared), instead if trusted else "", after)
         why_not_memory = (
-            f"all that memory holds is condemned: {max(shared)}"
+            f"the job has gone on since memory held {max(trusted)} here"
+            if is_behind
+            else f"all that memory holds is condemned: {max(shared)}"
             if shared
             else self._why_not_memory()
+            if agreed or not reachable
+            else f"replicas differ at all that memory holds, since {min(reachable)}"
         )
         if checkpoints:
             stamp = Stamp(checkpoints[0], 0)
@@ -302,7 +340,60 @@ class Vote:
                 f"{why_not_memory}; the newest usable checkpoint is of {stamp}"
                 f"{self._passed_over(stamp)}{after}",
             )
+        if reachable and not agreed:
+            why = f"{why_not_memory}, and there is {self._no_checkpoint()}. Give a store, or start"
+            return [Refuse(f"{why} over with KEEPSTEP_FRESH=1 (keepstep run --fresh)", True)]
         return self._without_source(why_not_memory, after)
+
+    def _offer_memory(self, best: Stamp, instead: str, after: str) -> list[Action]:
+        """`instead`: of what is newer and not taken; `after`: what has failed before."""
+        without = sorted(r for r, b in self.ballots.items() if best not in b.holds)
+        verb = "have" if without else "hold"
+        if self.world_size == 1:
+            verb = "has" if without else "holds"
+        given = (
+            f", rank{'s' if len(without) > 1 else ''} {_ranks(without)} from other nodes"
+            if without
+            else ""
+        )
+        why = (
+            f"{best} is the newest state {every(self.world_size, 'rank')} {verb} in "
+            f"memory{given}{instead}{after}"
+        )
+        if self.unlisted is not None:
+            why += f"; whether the store has a newer one nobody knows: {self.unlisted}"
+        return self._make("memory", best, why)
+
+    @property
+    def _is_cold(self) -> bool:
+        """Whether the job may have gone on elsewhere since the ranks' memory was written."""
+        return not any(ballot.goes_on for ballot in self.ballots.values())
+
+    def _is_behind(self, best: Stamp, checkpoints: Sequence[int]) -> bool:
+        """Whether the newest checkpoint that can be used is of a later life of the job than what
+        memory holds, or of the same and further."""
+        if not self._is_cold or not checkpoints:
+            return False
+        step = checkpoints[0]
+        return (self.listing.epochs.get(step, 0), step) > (best.epoch, best.step)
+
+    def _doubted_from(self) -> float:
+        """The first step whose state some rank doubts; infinity when nobody does."""
+        return min(
+            (b.doubted_from for b in self.ballots.values() if b.doubted_from is not None),
+            default=math.inf,
+        )
+
+    def _doubted(self) -> Doubted | None:
+        first = self._doubted_from()
+        if first == math.inf:
+            return None
+        found: dict[Stamp, list[int]] = {}
+        for rank, stamps in sorted(self.elsewhere.items()):
+            for stamp in stamps:
+                if stamp.step >= first:
+                    found.setdefault(stamp, []).append(rank)
+        return Doubted(int(first), tuple((s, tuple(ranks)) for s, ranks in sorted(found.items())))
 
     def _passed_over(self, stamp: Stamp) -> str:
         """Newer checkpoints, by name, and what is wrong with the newest: somebody may have forged
@@ -322,12 +413,13 @@ class Vote:
             {b.foreign_world for b in self.ballots.values() if b.foreign_world is not None}
         )
         if foreign:
+            ranks = counted(foreign[0], "rank")
             return [
                 Refuse(
-                    f"memory holds this job's state for {foreign[0]} ranks and the job has "
+                    f"memory holds this job's state for {ranks} and the job has "
                     f"{self.world_size} now, and there is {self._no_checkpoint()} that could "
                     "bridge that. "
-                    f"Run with {foreign[0]} ranks{'' if self.has_store else ', give a store'}, or "
+                    f"Run with {ranks}{'' if self.has_store else ', give a store'}, or "
                     "start over with KEEPSTEP_FRESH=1 (keepstep run --fresh)",
                     is_final=True,
                 )
@@ -342,7 +434,7 @@ class Vote:
             return refusals
         there = sorted({*(self.checkpoints or ()), *self.listing.damaged}, reverse=True)
         if there:
-            after = after or f": {self.listing.damaged[there[0]]}"
+            after = after or self._why_unusable(there[0])
             refusal = Refuse(
                 f"{why_not_memory}, and none of the checkpoints ({_steps(there)}) can be "
                 f"used{after}. Mend the store, name another one, or start over with "
@@ -351,8 +443,23 @@ class Vote:
             )
             self._look_anew()
             return [refusal]
+        if self._doubted_from() < math.inf:
+            why = (
+                f"{why_not_memory} of before step {self._doubted_from()}, from which on states are "
+                f"in doubt, and there is {self._no_checkpoint()}{after}. Start over with "
+                "KEEPSTEP_FRESH=1 (keepstep run --fresh)"
+            )
+            self._look_anew()
+            return [Refuse(why, is_final=True)]
         why = f"{why_not_memory}, {self._no_checkpoint()}: a fresh start{after}"
         return self._make("fresh", Stamp(-1, 0), why)
+
+    def _why_unusable(self, step: int) -> str:
+        """Why a checkpoint that no rank has tried to load cannot be used."""
+        damage = self.listing.damaged.get(step)
+        if damage is None:
+            return f": states from step {self._doubted_from()} on are in doubt"
+        return f": {damage}"
 
     def _no_checkpoint(self) -> str:
         return "no checkpoint in the store" if self.has_store else "no store"
@@ -379,9 +486,8 @@ class Vote:
                 f"{_ranks(lost)}"
             )
         if empty and not self.elsewhere:
-            return (
-                f"memory of rank {empty[0]} holds nothing ({len(empty)} of {self.world_size} ranks)"
-            )
+            ranks = counted(self.world_size, "rank")
+            return f"memory of rank {empty[0]} holds nothing ({len(empty)} of {ranks})"
         return "no step in memory is usable on every rank"
 
     def _make(self, source: str, stamp: Stamp, why: str) -> list[Action]:

@@ -6,9 +6,10 @@ other side straight into the memory their receiver names: nothing is copied here
 pass through a buffer of one piece on each side. Each side hashes a block once, and has its MAC made
 or its bytes encrypted once, outside of any lock.
 
-Of several channels each side sends its blocks on every other one: there its answers to the other
-side's never wait behind a block. With a gate a block is begun, and goes on, only as far as the gate
-says.
+Each side sends its blocks on every other channel: its streams. Its answers to the other side's
+never wait behind a block. All streams of one side take from the same queue, so that a slow one
+holds up only what it carries; one that is broken sends that again when it has another connection,
+and nobody else does. With a gate a block is begun, and goes on, only as far as the gate says.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from keepstep.model.wire import (
     Refused,
     Signal,
     Signalled,
+    Span,
 )
 
 FRAME_BYTES = 4 * KIB  # of a frame, received at once
@@ -36,7 +38,7 @@ FRAME_BYTES = 4 * KIB  # of a frame, received at once
 _WHY_NOT = {
     Signal.BLOCK_GOT: None,
     Signal.BLOCK_UNWANTED: "the other side does not want it",
-    Signal.BLOCK_DAMAGED: "it arrived damaged every time: does its source change?",
+    Signal.BLOCK_DAMAGED: "it arrived damaged every time: by the network, or its source changes",
 }
 
 
@@ -47,13 +49,23 @@ class BlockChannel(Channel):
         super().__init__(traffic, index)
         self.flight: Flight[Outgoing] = Flight(traffic.options.window_bytes)
         self.seen = Seen()
-        turn = (index - 1) % 2 == (0 if traffic.dials else 1)
-        self.is_ours = traffic.options.block_channels == 1 or turn
+        self.stream = (index - 1) // 2  # its number among those of its side
+        self.is_ours = (index - 1) % 2 == (0 if traffic.dials else 1)
 
     @property
     def has_more(self) -> bool:
         """There is a block to send, if there is room for it."""
-        return self.flight.has_again or (self.is_ours and bool(self._traffic.waiting))
+        return self.flight.has_again or (self.is_used and bool(self._traffic.waiting))
+
+    @property
+    def is_used(self) -> bool:
+        """Blocks of this side go over it."""
+        return self.is_ours and self.stream < self._traffic.streams.in_use
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way on it."""
+        return not self.flight.items()
 
     def open(self, wire: Connection, line: Line) -> BlockStream:
         self.flight.rewind()
@@ -156,6 +168,7 @@ class BlockStream:
         self._granted_bytes, wait_ns = gate.ask(nbytes, self._line.flow())
         if not self._granted_bytes:
             self.pause_ns = wait_ns
+            self._traffic.streams.held_back()
         return self._granted_bytes > 0
 
     # receiving
@@ -181,34 +194,43 @@ class BlockStream:
             event, at = self._wire.read(data, at)
             match event:
                 case Signalled():
-                    self._answered(event.signal, event.number)
+                    self._answered(event.signal, event.number, now_ns)
                 case BlockComing():
                     self._coming(event.header)
                 case Received():
                     refuse(self._traffic, self._line, "a message where only blocks go")
                 case Refused():
-                    self._traffic.counts.refused(event)
+                    self._traffic.refused(event)
                     if self._wire.closed:
                         self._line.cut(str(event))
 
-    def _answered(self, answer: Signal, number: int) -> None:
+    def _answered(self, answer: Signal, number: int, now_ns: int) -> None:
         if answer not in _WHY_NOT:
             return refuse(self._traffic, self._line, f"{answer.name} where only blocks go")
+        traffic = self._traffic
         flight = self._channel.flight
-        with self._traffic.lock:
+        needs_more = False
+        with traffic.lock:
             if answer is Signal.BLOCK_DAMAGED:
                 block = flight.damaged(number)
             else:
                 block = flight.landed(number)
-            if block is None or self._traffic.waiting:
+            if block is None or traffic.waiting:
                 self._line.wake()  # there is room for another one, or this one goes again
+            if block is not None:
+                nbytes = block.span.length
+                needs_more = traffic.streams.landed(now_ns, nbytes, bool(traffic.waiting))
         if block is not None:
             block.done(_WHY_NOT[answer])
+        if needs_more:
+            traffic.more_streams()
 
     def _coming(self, header: BlockHeader) -> None:
         traffic = self._traffic
         is_repeated = header.number in self._channel.seen
-        place = None if is_repeated else traffic.receiver.place(traffic.node, header.span)
+        place = None
+        if not is_repeated and self._claim(header.span):
+            place = traffic.receiver.place(traffic.node, header.span)
         if place is None:
             answer = Signal.BLOCK_GOT if is_repeated else Signal.BLOCK_UNWANTED
             tag_bytes = 0 if self._wire.unsealing is None else TAG_BYTES
@@ -218,6 +240,13 @@ class BlockStream:
                 f"a place of {place.nbytes} bytes for {header.span.length}"
             )
             self._arriving = self._arrival(header, place)
+
+    def _claim(self, span: Span) -> bool:
+        """Whether those bytes come here and on no other stream: the one that they come on already
+        sees to them, also when it breaks over them."""
+        index = self._channel.index
+        with self._traffic.lock:
+            return self._traffic.arriving.setdefault(span, index) == index
 
     def _arrival(self, header: BlockHeader, place: memoryview) -> Wanted:
         begun = self._traffic.options.hashing.begin()
@@ -242,9 +271,16 @@ class BlockStream:
             self._answer(header, Signal.BLOCK_GOT)
         else:
             self._traffic.counts.add("blocks damaged")
+            self._traffic.counts.damage(self._traffic.node)
             self._answer(header, Signal.BLOCK_DAMAGED)
+
+    def _release(self, span: Span) -> None:
+        """With the lock held: they may come again, on any stream."""
+        if self._traffic.arriving.get(span) == self._channel.index:
+            del self._traffic.arriving[span]
 
     def _answer(self, header: BlockHeader, answer: Signal) -> None:
         with self._traffic.lock:
+            self._release(header.span)
             self._answers.append((answer, header.number))
             self._line.wake()

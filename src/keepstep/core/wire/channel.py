@@ -37,7 +37,7 @@ class Line(Protocol):
         """There may be something to send. May be called with the link's lock held."""
 
     def flow(self) -> Flow:
-        """What is under way on it."""
+        """With the link's lock held: what is under way, on all streams of the link together."""
 
 
 class Stream(Protocol):
@@ -64,14 +64,18 @@ class Stream(Protocol):
 
 
 class Channel:
-    """One channel of a link. `failures`: attempts to connect since the last one that succeeded;
-    `finals`: how many of the last were refused in a way that dialling again does not change."""
+    """One channel of a link. `failures`: attempts to connect since the last one that succeeded,
+    that one among them when it is over; `in_vain`: those before the one that succeeded last, or
+    that have failed since; `finals`: how many of the last were refused in a way that dialling again
+    does not change. `carried_ns`: when its connection began."""
 
     def __init__(self, traffic: Traffic, index: int) -> None:
         self._traffic = traffic
         self.index = index
         self.failures = 0
+        self.in_vain = 0
         self.finals = 0
+        self.carried_ns = 0
 
     def open(self, wire: Connection, line: Line) -> Stream:
         """With the lock held: a new connection is there, nothing has crossed it."""

@@ -84,7 +84,7 @@ from keepstep.model.wire import (
     WireEvent,
 )
 
-VERSION = 3
+VERSION = 4
 MAGIC = b"KEEPWIRE"
 NONCE_BYTES = 32
 MIN_SECRET_BYTES = 16

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from keepstep.core.wire.channel import NOTHING, Pieces, Stream
 from keepstep.core.wire.connection import Connection
 from keepstep.core.wire.traffic import Lock
+from keepstep.model.links import LinkCount
 from keepstep.model.units import KIB
 from keepstep.model.wire import Flow, Opened, Refused
 
@@ -37,6 +38,9 @@ class Transport(Protocol):
 
     def flow(self, node: int) -> Flow:
         """What is under way on it."""
+
+    def sent_counts(self) -> LinkCount:
+        """What has been sent over it, as the kernel counts; nothing where nobody counts."""
 
 
 class EndpointOwner(Protocol):
@@ -152,8 +156,17 @@ class Endpoint:
         self._transport.wake()
 
     def flow(self) -> Flow:
+        """With the link's lock held: of all connections that carry the link's blocks."""
+        assert self.link is not None
+        return self.link.flow()
+
+    def flow_of_connection(self) -> Flow:
         assert self.link is not None
         return self._transport.flow(self.link.node)
+
+    def sent_counts(self) -> LinkCount:
+        """Over its connection."""
+        return self._transport.sent_counts()
 
     def _shake_hands(self, nbytes: int, now_ns: int) -> None:
         event = self.wire.receive(self._buffer[:nbytes])

@@ -2,9 +2,9 @@
 and whether it is over.
 
 A link outlives its connections. Comes in: messages and blocks to send, connections that are proven
-or lost. Goes out: which connection carries which channel, when a channel is dialled again, and that
-the link is up or over. Who may be linked with whom is decided by the table (`link_table.py`), which
-owns this.
+or lost, what the other side says of its streams. Goes out: which connection carries which channel,
+which channels are dialled, over which road, and when again, and that the link is up or over. Who
+may be linked with whom is decided by the table (`link_table.py`), which owns this.
 
 Invariant: at most one connection carries a channel, and a link that has ended is over only when
 none does: from then on nothing touches any block's memory.
@@ -12,17 +12,22 @@ none does: from then on nothing touches any block's memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from keepstep.core.wire.block_channel import BlockChannel
 from keepstep.core.wire.channel import Channel
 from keepstep.core.wire.endpoint import Endpoint
 from keepstep.core.wire.message_channel import MessageChannel
+from keepstep.core.wire.roads import Road, road, width
 from keepstep.core.wire.traffic import Outgoing, Traffic
-from keepstep.model.wire import Cut, Dead, Dial, Identity, SendPing
+from keepstep.model.links import LinkCount
+from keepstep.model.messages.peers import KeeperAddress, LinkStreams
+from keepstep.model.units import S_NS
+from keepstep.model.wire import Address, Cut, Dead, Dial, Flow, Identity, SendPing
 
-Address = tuple[str, int]
+# a stream whose own addresses could not be dialled goes over others for so long at least
+DETOUR_NS = 60 * S_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,14 @@ class PeerLink:
     this one carries nothing."""
 
     def __init__(
-        self, traffic: Traffic, address: Address | None, wanted: int, before: PeerLink | None
+        self,
+        traffic: Traffic,
+        address: Address | None,
+        wanted: int,
+        before: PeerLink | None,
+        mine: Sequence[Address],
     ) -> None:
+        """mine: all addresses at which this keeper is reached."""
         self.node = traffic.node
         self.dials = traffic.dials
         self.address = address
@@ -56,11 +67,14 @@ class PeerLink:
         self._when_over: list[Callable[[], None]] = []
         self._wanted = wanted
         self._traffic = traffic
+        self._mine = mine
+        self._others: tuple[Address, ...] | None = None  # where the other side is reached, too
+        self._told: int | None = None  # over how many streams this side sends
+        self._asked = 1  # over how many the other side does
         self._messages = MessageChannel(traffic)
-        self._blocks = [
-            BlockChannel(traffic, index + 1) for index in range(traffic.options.block_channels)
-        ]
-        self.channels: list[Channel] = [self._messages, *self._blocks]
+        self._channels: dict[int, Channel] = {0: self._messages}  # those that there have been
+        self._used: list[BlockChannel] = []  # those that this side has sent over
+        traffic.streams.at_least(len(mine))
         self._carried: dict[int, Endpoint] = {}  # by channel
         self._parked: dict[int, Endpoint] = {}  # by channel: waits for the one it replaces
         self.due_ns = traffic.health.due_ns
@@ -99,15 +113,84 @@ class PeerLink:
             if self.ended is not None or not self._traffic.queue(block):
                 self._traffic.counts.add("would block")
                 return self._traffic.turned_away()
-            for channel in self._blocks:
-                if channel.is_ours:
-                    self._wake(channel.index)
+            for channel in self._used[: self._traffic.streams.in_use]:
+                self._wake(channel.index)
             return True
 
     def _wake(self, index: int) -> None:
         endpoint = self._carried.get(index)
         if endpoint is not None:
             endpoint.wake()
+
+    def flow(self) -> Flow:
+        """With the lock held: of all its streams."""
+        flows = [each.flow_of_connection() for index, each in self._carried.items() if index]
+        return Flow(
+            self.node,
+            sum(flow.queued_bytes for flow in flows),
+            min((flow.round_trip_ns for flow in flows if flow.round_trip_ns), default=0),
+        )
+
+    def sent_counts(self) -> dict[int, LinkCount]:
+        """By stream: what its connection has carried of this side's blocks."""
+        with self._traffic.lock:
+            return {index: each.sent_counts() for index, each in self._carried.items() if index}
+
+    # its streams
+
+    def heard_of_streams(self, said: LinkStreams) -> None:
+        """Over how many streams the other side sends, and where it is reached."""
+        with self._traffic.lock:
+            self._asked = max(self._asked, said.streams)
+            self._others = tuple(said.addresses[1:])
+            self._traffic.streams.at_least(width(len(self._mine), 1 + len(self._others)))
+
+    def undialled(self) -> list[int]:
+        """The channels that are to be dialled from here and are not yet. Each is told once. With
+        several addresses the second stream waits until it is known which of the other side's goes
+        with its own."""
+        with self._traffic.lock:
+            streams = (self._traffic.streams.in_use, self._asked)
+            if len(self._mine) > 1 and self._others is None:
+                streams = (1, 1)
+            ours, theirs = range(1, 2 * streams[0], 2), range(2, 2 * streams[1] + 1, 2)
+            wanted = [index for index in (*ours, *theirs) if index not in self._channels]
+            for index in wanted:
+                self._channel(index)
+            return sorted(wanted)
+
+    def to_say(self) -> LinkStreams | None:
+        """What the other side does not know of this one's streams and addresses. Between two that
+        have one address each there is nothing to say before there are more streams."""
+        with self._traffic.lock:
+            streams = self._traffic.streams.in_use
+            has_several = len(self._mine) > 1 or bool(self._others)
+            is_first = has_several and self._told is None
+            is_news = not self.dials and streams > (self._told or 1)
+            if not is_news and not is_first:
+                return None
+            self._told = streams
+            addresses = tuple(KeeperAddress(*address) for address in self._mine)
+            return LinkStreams(streams, addresses)
+
+    def _channel(self, index: int) -> Channel:
+        """With the lock held: made when it is needed first."""
+        known = self._channels.get(index)
+        if known is None:
+            block_channel = BlockChannel(self._traffic, index)
+            known = self._channels[index] = block_channel
+            if block_channel.is_ours:
+                self._used.append(block_channel)
+                self._used.sort(key=lambda channel: channel.index)
+        return known
+
+    def road(self, index: int) -> Road:
+        """Over which addresses that channel is dialled next."""
+        assert self.address is not None
+        stream = (index - 1) // 2 if index else 0
+        mine = [host for host, _ in self._mine]
+        theirs = (self.address, *(self._others or ()))
+        return road(mine, theirs, stream, self._channels[index].in_vain)
 
     # its connections
 
@@ -123,6 +206,7 @@ class PeerLink:
         it waits for the one that it replaces, or never, because the link has ended."""
         older: list[Endpoint] = []
         with self._traffic.lock:
+            self._channel(endpoint.index)
             why = self.ended.why if self.ended is not None else None
             carried = self._carried.get(endpoint.index)
             if endpoint.is_lost:
@@ -153,7 +237,9 @@ class PeerLink:
                 self._traffic.receiver.up(self.node)
                 self.is_up = True
         with self._traffic.lock:
-            endpoint.begin(self.channels[endpoint.index].open(endpoint.wire, endpoint))
+            channel = self._channels[endpoint.index]
+            channel.carried_ns = now_ns
+            endpoint.begin(channel.open(endpoint.wire, endpoint))
         return is_first
 
     def lose(self, endpoint: Endpoint, why: str, now_ns: int) -> Endpoint | None:
@@ -166,17 +252,19 @@ class PeerLink:
                 return None
             del self._carried[index]
             self._traffic.counts.add("connections lost")
-            channel = self.channels[index]
+            channel = self._channels[index]
             channel.failures = 1
+            channel.in_vain = 0
             channel.finals = 0
             channel.away(why, now_ns)
             return self._parked.pop(index, None)
 
     def unreachable(self, index: int, why: str, is_final: bool, now_ns: int) -> int:
         """A connection could not be made. How often in a row the refusal was final."""
-        channel = self.channels[index]
+        channel = self._channels[index]
         with self._traffic.lock:
             channel.failures += 1
+            channel.in_vain += 1
             channel.finals = channel.finals + 1 if is_final else 0
             channel.away(why, now_ns)
             return channel.finals
@@ -185,7 +273,7 @@ class PeerLink:
         """How long to wait before that channel is dialled again; None: not at all."""
         if self.ended is not None:
             return None
-        return self._traffic.options.timeouts.retry_ns(self.channels[index].failures)
+        return self._traffic.options.timeouts.retry_ns(self._channels[index].failures)
 
     # its life
 
@@ -198,6 +286,22 @@ class PeerLink:
                 return asked
             self._messages.ping()
             return None
+
+    def leave_detours(self, now_ns: int) -> None:
+        """A stream that could not be dialled over its own addresses tries them again, once in a
+        while and with nothing under way. On the other side it changes nothing."""
+        with self._traffic.lock:
+            idle = [
+                self._carried[channel.index]
+                for channel in self._channels.values()
+                if isinstance(channel, BlockChannel)
+                and channel.in_vain
+                and channel.is_idle
+                and channel.index in self._carried
+                and now_ns - channel.carried_ns > DETOUR_NS
+            ]
+        for endpoint in idle:
+            endpoint.cut("back to its own addresses")
 
     def cut_messages(self, why: str) -> bool:
         """End the connection that carries messages; False when that was done before."""
@@ -231,7 +335,12 @@ class PeerLink:
             if ended is None or self._carried or self._is_finishing:
                 return None
             self._is_finishing = True
-            lost = [block for channel in self._blocks for block in channel.flight.items()]
+            lost = [
+                block
+                for channel in self._channels.values()
+                if isinstance(channel, BlockChannel)
+                for block in channel.flight.items()
+            ]
             lost += self._traffic.waiting
         try:
             for block in lost:

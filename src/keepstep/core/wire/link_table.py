@@ -14,18 +14,21 @@ and a shell's `dial` and `changed` are not.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from keepstep.core.wire.connection import Admit, Connection
 from keepstep.core.wire.door import Door
 from keepstep.core.wire.endpoint import Endpoint, Transport
-from keepstep.core.wire.link import Address, Ended, PeerLink
+from keepstep.core.wire.link import Ended, PeerLink
 from keepstep.core.wire.traffic import Counts, Done, LinkOptions, Lock, Outgoing, Traffic
-from keepstep.model.messages.peers import KeeperMessage, LinkGoodbye
+from keepstep.model.links import LinkCount
+from keepstep.model.messages.peers import KeeperMessage, LinkGoodbye, LinkStreams
 from keepstep.model.wire import (
     MAX_AT_DOOR,
+    MAX_STREAMS,
+    Address,
     Cut,
     Dead,
     Dial,
@@ -49,9 +52,13 @@ BUSY = Refused(Refusal.BUSY, f"{MAX_AT_DOOR} connections are unproven, and anoth
 class Shell(Protocol):
     """Who makes connections and moves their bytes."""
 
+    @property
+    def addresses(self) -> Sequence[Address]:
+        """Where this keeper is reached; the first is the one that others are told."""
+
     def dial(self, link: PeerLink, index: int) -> None:
-        """Keep that channel connected: dial `link.address`, and when the connection is over again,
-        each time after `link.redial_ns(index)`, until that is None."""
+        """Keep that channel connected: dial `link.road(index)`, and when the connection is over
+        again, each time after `link.redial_ns(index)`, until that is None."""
 
     def changed(self) -> None:
         """A link has ended or is over, or one that is leaving may be flushed."""
@@ -229,6 +236,16 @@ class LinkTable:
         link = self._links.get(node)
         return link is not None and link.is_open
 
+    def sent_counts(self) -> dict[tuple[int, int], LinkCount]:
+        """By node and stream: what has been sent over the connections there are."""
+        with self._lock:
+            links = list(self._links.values())
+        return {
+            (link.node, index): count
+            for link in links
+            for index, count in link.sent_counts().items()
+        }
+
     @property
     def is_quiet(self) -> bool:
         """There is no link, and none that has ended is still carried."""
@@ -254,6 +271,8 @@ class LinkTable:
             case Cut(why):
                 if link.cut_messages(why):
                     self.counts.add("silences")
+        if link.dials:
+            link.leave_detours(now_ns)
 
     # connections: the side that dials
 
@@ -298,10 +317,20 @@ class LinkTable:
         connection = self._connection(self._admit, None)
         endpoint = Endpoint(self, transport, connection, self._new_lock())
         with self._lock:
-            leaver = self._door.enter(endpoint, source)
+            neighbours = self._neighbours() if self._door.is_full else frozenset()
+            leaver = self._door.enter(endpoint, source, neighbours)
         if leaver is not None and leaver.cut(BUSY.why):
             self.counts.refused(BUSY)
         return endpoint
+
+    def is_neighbour(self, source: str) -> bool:
+        """Whether a node of the mesh is said to be at that address."""
+        with self._lock:
+            return source in self._neighbours()
+
+    def _neighbours(self) -> frozenset[str]:
+        """With the lock held."""
+        return frozenset(self._addresses[node][0] for node in self._expected)
 
     def _admit(self, peer: Identity, asked: Dial) -> Refused | None:
         """Is this somebody we would talk to, if they prove it?"""
@@ -313,10 +342,10 @@ class LinkTable:
             if refused := self._too_old(peer):
                 return refused
             link = self._links.get(peer.node)
-            if asked.channel > self._options.block_channels:
+            if asked.channel > 2 * MAX_STREAMS:
                 return Refused(
                     Refusal.NOT_EXPECTED,
-                    f"channel {asked.channel}, there are {1 + self._options.block_channels}",
+                    f"channel {asked.channel}, there are {1 + 2 * MAX_STREAMS}",
                 )
             if not (link is not None and link.is_with(peer, asked)) and self._is_over(peer, asked):
                 return Refused(
@@ -395,9 +424,21 @@ class LinkTable:
         """Have the link carry its channel over that connection, as soon as that can be."""
         if link.wait_for_older(lambda: self._attach(link, endpoint, now_ns)):
             return
-        if link.take(endpoint) and link.begin(endpoint, now_ns) and link.dials:
-            for channel in link.channels[1:]:
-                self._shell.dial(link, channel.index)
+        if link.take(endpoint) and link.begin(endpoint, now_ns):
+            self._open_streams(link)
+
+    def _open_streams(self, link: PeerLink) -> None:
+        """Those that are wanted and not there yet: dialled, or the side that dials is told."""
+        said = link.to_say()
+        if said is not None:
+            link.send(self._options.format.encode(said))
+        if link.dials:
+            for index in link.undialled():
+                self._shell.dial(link, index)
+
+    def _heard_of_streams(self, link: PeerLink, said: LinkStreams) -> None:
+        link.heard_of_streams(said)
+        self._open_streams(link)
 
     def refused(self, endpoint: Endpoint, refused: Refused) -> None:
         self.counts.refused(refused)
@@ -440,8 +481,12 @@ class LinkTable:
             lock=self._new_lock(),
             now_ns=now_ns,
             said_bye=said_bye,
+            told_streams=lambda said: self._heard_of_streams(link, said),
+            more_streams=lambda: self._open_streams(link),
         )
-        link = self._links[node] = PeerLink(traffic, address, wanted, self._ending.get(node))
+        before = self._ending.get(node)
+        link = PeerLink(traffic, address, wanted, before, self._shell.addresses)
+        self._links[node] = link
         return link
 
     def _end(self, link: PeerLink, ended: Ended) -> None:

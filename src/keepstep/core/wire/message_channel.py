@@ -13,7 +13,7 @@ from keepstep.core.wire.channel import NOTHING, Channel, Line, Pieces, refuse
 from keepstep.core.wire.connection import Connection
 from keepstep.core.wire.delivery import Inbox
 from keepstep.core.wire.traffic import Traffic
-from keepstep.model.messages.peers import KeeperMessage, LinkGoodbye
+from keepstep.model.messages.peers import KeeperMessage, LinkGoodbye, LinkStreams
 from keepstep.model.units import KIB
 from keepstep.model.wire import BlockComing, Received, Refused, Signal, Signalled
 
@@ -128,6 +128,8 @@ class MessageStream:
             return
         if isinstance(message, LinkGoodbye):
             self._traffic.said_bye(message.reason)
+        elif isinstance(message, LinkStreams):
+            self._traffic.told_streams(message)
         else:
             self._traffic.receiver.message(self._traffic.node, message)
 
@@ -144,7 +146,7 @@ class MessageStream:
 
     def _passed_over(self, refused: Refused) -> None:
         """Something came that nobody here understands."""
-        self._traffic.counts.refused(refused)
+        self._traffic.refused(refused)
         if self._wire.closed:
             self._line.cut(str(refused))
         else:  # or it would come again with every connection

@@ -18,6 +18,8 @@ from keepstep.model.messages.keeper_rank import (
     Attach,
     BeginMesh,
     FromRank,
+    HaltOrder,
+    HaltWord,
     JoinVote,
     StateLoaded,
     StateUnusable,
@@ -36,6 +38,7 @@ from keepstep.model.messages.peers import (
     FetchRanges,
     HorizonWord,
     InventoryReport,
+    LinkReport,
     MeshMessage,
     NodeReport,
     OfferWord,
@@ -56,7 +59,7 @@ def flaw_of_local(message: FromRank | FromAgent, mesh: Mesh | None) -> str:
     """Why nobody on this node can mean this; "" when somebody may. `mesh`: None in a job of one
     node, or before the first mesh."""
     match message:
-        case JoinVote() | Attach():
+        case JoinVote() | Attach() | HaltWord():
             return _flaw_of_rank(message.rank, message.world_size, mesh)
         case BeginMesh():
             return _flaw_of_mesh(message.mesh)
@@ -79,6 +82,10 @@ def flaw_of_peer(node: int, message: MeshMessage, mesh: Mesh) -> str:
             return _unless_leading(node)
         case NodeReport():
             return _unless_there([rank for row in message.ranks for rank in row.ranks], node, mesh)
+        case LinkReport():
+            there = set(range(len(mesh.members))) - {node}
+            odd = [row.node for row in message.rows if row.node not in there]
+            return f"expected other nodes of the mesh, found {odd[0]}" if odd else ""
         case InventoryReport():
             for parity in message.parities:
                 if flaw := _flaw_of_group(parity.stripe_group, parity.rank, parity.tolerates):
@@ -162,7 +169,7 @@ def _flaw_of_offer(node: int, offer: CopyOffer, mesh: Mesh) -> str:
 
 def _flaw_of_vote(node: int, body: VoteBody, mesh: Mesh) -> str:
     match body:
-        case RankJoined():
+        case RankJoined() | HaltWord():
             if body.world_size != mesh.world_size:
                 return f"expected a world of {mesh.world_size} ranks, found {body.world_size}"
             return _unless_there([body.rank], node, mesh)
@@ -170,7 +177,7 @@ def _flaw_of_vote(node: int, body: VoteBody, mesh: Mesh) -> str:
             return ""
         case RankGone() | StateLoaded() | StateUnusable():
             return _unless_there([body.rank], node, mesh)
-        case TrainingPermitted() | VoteRefused() | VoteDelayed():
+        case TrainingPermitted() | VoteRefused() | VoteDelayed() | HaltOrder():
             return _unless_leading(node)
         case OfferWord():
             flaws = (_flaw_of_source(source, mesh) for source in body.sources)

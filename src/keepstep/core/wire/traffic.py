@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from keepstep.core.wire.connection import KEEPERS_FORMAT, WireFormat
 from keepstep.core.wire.delivery import Outbox
 from keepstep.core.wire.health import Health, LinkTimeouts
+from keepstep.core.wire.streams import StreamCount, StreamLimits
+from keepstep.model.messages.peers import LinkStreams
 from keepstep.model.units import MIB
-from keepstep.model.wire import Flow, Refused, Span
+from keepstep.model.wire import Flow, Refusal, Refused, Span
 
 if TYPE_CHECKING:
     from keepstep.ports import Receiver
@@ -54,14 +56,14 @@ class Hashing:
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """Of all links of a keeper. `block_channels`: with two each direction has its own, where no
-    answer waits behind a block. `max_messages`: not confirmed. `queue_bytes`: of blocks that wait
-    for one node. `window_bytes`: of blocks that are not answered, on one channel. `gate`: says when
-    blocks may go; without one they always may."""
+    """Of all links of a keeper. `streams`: over how many connections this side sends its blocks.
+    `max_messages`: not confirmed. `queue_bytes`: of blocks that wait for one node. `window_bytes`:
+    of blocks that are not answered, on one stream. `gate`: says when blocks may go, of all streams
+    together; without one they always may."""
 
     hashing: Hashing
     timeouts: LinkTimeouts = field(default_factory=LinkTimeouts)
-    block_channels: int = 2
+    streams: StreamLimits = field(default_factory=StreamLimits)
     max_messages: int = 10_000
     queue_bytes: int = 64 * MIB
     window_bytes: int = 16 * MIB
@@ -80,12 +82,19 @@ class Outgoing:
     checksum: int | None
 
 
+# Between two keepers of one release only the network makes these.
+NOT_AS_SENT = frozenset(
+    (Refusal.DAMAGED, Refusal.OUT_OF_ORDER, Refusal.OVERSIZED, Refusal.MALFORMED)
+)
+
+
 class Counts:
     """Named counters."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
         self._counter: Counter[str] = Counter()
+        self._damaged: Counter[int] = Counter()
 
     def add(self, name: str, count: int = 1) -> None:
         with self._lock:
@@ -94,6 +103,16 @@ class Counts:
     def refused(self, refused: Refused) -> None:
         self.add(f"refused {'by peer ' if refused.by_peer else ''}{refused.reason.name.lower()}")
 
+    def damage(self, node: int) -> None:
+        """What came from there does not prove."""
+        with self._lock:
+            self._damaged[node] += 1
+
+    def damaged(self) -> dict[int, int]:
+        """By node, how often."""
+        with self._lock:
+            return dict(self._damaged)
+
     def snapshot(self) -> dict[str, int]:
         with self._lock:
             return dict(self._counter)
@@ -101,7 +120,9 @@ class Counts:
 
 class Traffic:
     """Of one link with `node`. `dials`: this side, of the two. `said_bye` is called, once, with the
-    reason the other side gives for ending the link."""
+    reason the other side gives for ending the link; `told_streams` with what it says of its
+    streams; `more_streams` when this side is to send over more of them. All without any lock
+    held."""
 
     def __init__(
         self,
@@ -113,6 +134,8 @@ class Traffic:
         lock: Lock,
         now_ns: int,
         said_bye: Callable[[str], None],
+        told_streams: Callable[[LinkStreams], None],
+        more_streams: Callable[[], None],
     ) -> None:
         self.node = node
         self.dials = dials
@@ -121,11 +144,22 @@ class Traffic:
         self.counts = counts
         self.lock = lock
         self.said_bye = said_bye
+        self.told_streams = told_streams
+        self.more_streams = more_streams
+        self.streams = StreamCount(options.streams)
+        # what comes this moment, and on which channel: nothing comes twice at a time
+        self.arriving: dict[Span, int] = {}
         self.health = Health(options.timeouts, now_ns)
         self.outbox = Outbox(options.max_messages)
         self.waiting: deque[Outgoing] = deque()  # blocks that no channel has begun
         self.waiting_bytes = 0
         self._owes_writable = False  # somebody was turned away
+
+    def refused(self, refused: Refused) -> None:
+        """What came is not listened to: count it."""
+        self.counts.refused(refused)
+        if refused.reason in NOT_AS_SENT:
+            self.counts.damage(self.node)
 
     def queue(self, block: Outgoing) -> bool:
         """With the lock held: False when there is no room. One block always may wait."""

@@ -6,7 +6,6 @@ keepers, the command line are read.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from keepstep.config.settings import job_dir_of
 from keepstep.edge.doctor.host import Host, table_of, whole
 from keepstep.edge.os.processes import KEEPER_MODULE
+from keepstep.model.decoding import a_text, an_object, from_json
 from keepstep.model.machine_facts import KeeperTrace, ProcessFacts
 
 SYS_PTRACE = 1 << 19  # CAP_SYS_PTRACE
@@ -80,18 +80,19 @@ def _settled_keepers(host: Host) -> list[KeeperTrace]:
 
 def _keepers(host: Host, pids: list[str]) -> Iterator[KeeperTrace]:
     for pid in pids:
-        line = host.text(f"/proc/{pid}/cmdline") or ""
-        if KEEPER_MODULE not in line:
-            continue
-        said = line.partition(f"{KEEPER_MODULE}\0")[2].partition("\0")[0]
         try:
-            settings = json.loads(said)
-            job, arena_dir = str(settings["job"]), Path(settings["arena_dir"])
-            owner = host.place(f"/proc/{pid}").stat().st_uid
-        except (ValueError, KeyError, TypeError, OSError):
+            if host.place(f"/proc/{pid}").stat().st_uid != os.geteuid():
+                continue  # what others have on their command line is nobody's to parse
+            line = host.text(f"/proc/{pid}/cmdline") or ""
+            if KEEPER_MODULE not in line:
+                continue
+            said = line.partition(f"{KEEPER_MODULE}\0")[2].partition("\0")[0]
+            settings = an_object(from_json(said))
+            job = a_text(settings["job"])
+            job_dir = job_dir_of(Path(a_text(settings["arena_dir"])), job)
+            yield KeeperTrace(int(pid), job, _has_memory(host, pid, job_dir))
+        except (ValueError, KeyError, OSError):
             continue  # a command that only names it, or it has just ended
-        if owner == os.geteuid():
-            yield KeeperTrace(int(pid), job, _has_memory(host, pid, job_dir_of(arena_dir, job)))
 
 
 def _has_memory(host: Host, pid: str, job_dir: Path) -> bool:

@@ -11,12 +11,13 @@ import socket
 import threading
 from collections import OrderedDict
 from contextlib import suppress
-from socketserver import ThreadingMixIn
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from socketserver import TCPServer, ThreadingMixIn
+from typing import IO, Any, cast
+from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer, make_server
 
 MAX_CONNECTIONS = 16
 SILENCE_S = 10.0
+MAX_LINE_BYTES = 65536
 
 
 class BoundedServer(ThreadingMixIn, WSGIServer):
@@ -32,6 +33,13 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
         self._open: OrderedDict[socket.socket, bool] = OrderedDict()  # whether it has asked
         self._lock = threading.Lock()
         super().__init__(*arguments)
+
+    def server_bind(self) -> None:
+        """As WSGIServer's, which looks its host's name up: that may ask a name server."""
+        TCPServer.server_bind(self)
+        host, self.server_port = self.server_address[:2]
+        self.server_name = str(host)
+        self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
@@ -73,8 +81,48 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
             _hang_up(request)
 
 
+class _BoundedServer6(BoundedServer):
+    address_family = socket.AF_INET6
+
+
+class _Answer(ServerHandler):
+    request_handler: WSGIRequestHandler  # whom it tells that it has ended
+
+    def log_exception(self, exc_info: Any) -> None:
+        """That a reader is gone, or takes nothing for a while, is its own affair."""
+        if not issubclass(exc_info[0], OSError):
+            super().log_exception(exc_info)
+
+
 class _QuietHandler(WSGIRequestHandler):
+    """An application finds both ends of the connection in its request: `REMOTE_PORT` and
+    `LOCAL_ADDR`, beside what WSGI has."""
+
     timeout = SILENCE_S
+
+    def get_environ(self) -> dict[str, Any]:
+        ends = {
+            "REMOTE_PORT": str(self.client_address[1]),
+            "LOCAL_ADDR": str(self.request.getsockname()[0]),
+        }
+        return {**super().get_environ(), **ends}
+
+    def handle(self) -> None:
+        """One request, as WSGIRequestHandler does it, but for the errors that are told."""
+        self.raw_requestline = self.rfile.readline(MAX_LINE_BYTES + 1)
+        if len(self.raw_requestline) > MAX_LINE_BYTES:
+            self.requestline = self.request_version = self.command = ""
+            self.send_error(414)
+            return
+        if not self.parse_request():
+            return
+        assert isinstance(self.server, BoundedServer)
+        application = self.server.get_app()
+        assert application is not None
+        both = cast(IO[bytes], self.rfile), cast(IO[bytes], self.wfile)
+        answer = _Answer(*both, self.get_stderr(), self.get_environ(), multithread=True)
+        answer.request_handler = self
+        answer.run(application)
 
     def parse_request(self) -> bool:
         assert isinstance(self.server, BoundedServer)
@@ -88,7 +136,8 @@ class _QuietHandler(WSGIRequestHandler):
 def serve(application: Any, host: str, port: int) -> BoundedServer:
     """A server at that address (port 0 chooses one); `serve_forever` is the caller's to run. Raises
     OSError."""
-    server = make_server(host, port, application, BoundedServer, _QuietHandler)
+    kind = _BoundedServer6 if ":" in host else BoundedServer
+    server = make_server(host, port, application, kind, _QuietHandler)
     assert isinstance(server, BoundedServer)
     return server
 

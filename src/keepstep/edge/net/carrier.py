@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from keepstep.edge.net.tcp import Pacer, queued_bytes, round_trip_ns, yield_to_others
+from keepstep.edge.net.tcp import Pacer, queued_bytes, round_trip_ns, sent_counts, yield_to_others
+from keepstep.model.links import LinkCount
 from keepstep.model.units import S_NS
 from keepstep.model.wire import Flow
 
@@ -51,6 +52,9 @@ class Carrier:
 
     def flow(self, node: int) -> Flow:
         return Flow(node, queued_bytes(self._sock), round_trip_ns(self._sock))
+
+    def sent_counts(self) -> LinkCount:
+        return sent_counts(self._sock)
 
     # for who made it
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from keepstep.edge.net.etcd_answers import is_news, lease_of, swapped, values_read
 from keepstep.edge.net.kv_client import GivenUp, open_kv
 from keepstep.edge.os.loop import Loop
 from keepstep.errors import ConfigError, MeetingError
@@ -57,6 +58,8 @@ PASSES = (
     InternalServerError,
     requests.RequestException,
 )
+# what an answer that is none brings about, in the library too
+ODD = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 # gRPC's RESOURCE_EXHAUSTED, for which the library has no class; it passes too
 OVERLOADED = '"code":8'
 
@@ -113,6 +116,13 @@ class EtcdClient:
         self._keep_alive()
         return self._swap(key, expected, value, self._lease)
 
+    def swap_while(
+        self, guard: tuple[str, str], key: str, expected: str | None, value: str
+    ) -> str | None:
+        assert value and expected != value
+        self._keep_alive()
+        return self._swap(key, expected, value, self._lease, guard)
+
     def read(self, keys: Sequence[str]) -> list[str | None]:
         self._keep_alive()
         return [value for value, _ in self._read(keys)]
@@ -145,21 +155,34 @@ class EtcdClient:
 
     # -- what etcd is asked
 
-    def _swap(self, key: str, expected: str | None, value: str, lease: int) -> str | None:
+    def _swap(
+        self,
+        key: str,
+        expected: str | None,
+        value: str,
+        lease: int,
+        guard: tuple[str, str] | None = None,
+    ) -> str | None:
         name = _b64(self._prefix + key)
         nothing = {"key": name, "result": "EQUAL", "target": "CREATE", "create_revision": 0}
         same = {"key": name, "result": "EQUAL", "target": "VALUE", "value": _b64(expected or "")}
         put = {"request_put": {"key": name, "value": _b64(value), "lease": lease}}
         get = {"request_range": {"key": name}}
+        holds = [
+            {
+                "key": _b64(self._prefix + at),
+                "result": "EQUAL",
+                "target": "VALUE",
+                "value": _b64(there),
+            }
+            for at, there in ([] if guard is None else [guard])
+        ]
         question = {
-            "compare": [nothing if expected is None else same],
+            "compare": [nothing if expected is None else same, *holds],
             "success": [put],
             "failure": [get],
         }
-        answer = self._ask(lambda client: client.transaction(question))
-        return (
-            value if answer.get("succeeded") else _value(answer["responses"][0]["response_range"])
-        )
+        return self._ask(lambda client: swapped(client.transaction(question), value))
 
     def _read(self, keys: Sequence[str]) -> list[tuple[str | None, int]]:
         """Each value, and the revision as of which it was read."""
@@ -169,11 +192,11 @@ class EtcdClient:
                 {"request_range": {"key": _b64(self._prefix + key)}}
                 for key in keys[first : first + READ_AT_ONCE]
             ]
-            answer = self._ask(lambda client, gets=gets: client.transaction({"success": gets}))  # type: ignore[misc]
-            revision = int(answer["header"]["revision"])
-            found += [
-                (_value(response["response_range"]), revision) for response in answer["responses"]
-            ]
+            found += self._ask(
+                lambda client, gets=gets: values_read(  # type: ignore[misc]
+                    client.transaction({"success": gets}), len(gets)
+                )
+            )
         return found
 
     def _watch(self, key: str, revision: int, within_s: float) -> None:
@@ -188,9 +211,7 @@ class EtcdClient:
                 client.get_url("/watch"), json=question, stream=True, timeout=(ANSWER_S, within_s)
             ) as answer:
                 for line in answer.iter_lines():
-                    if "events" in (said := from_json(line or "{}").get("result", {})) or said.get(
-                        "canceled"
-                    ):
+                    if is_news(line):
                         return
         except (requests.RequestException, ValueError):
             pass
@@ -199,12 +220,16 @@ class EtcdClient:
     def _find_lease(self) -> int:
         """The job's; made here when this is its first client. One that was made in vain runs out by
         itself."""
-        if there := self._read(["lease"])[0][0]:
-            return int(there)
-        own = self._ask(lambda client: client.lease(LEASE_S)).id
-        there = self._swap("lease", None, str(own), own)
-        assert there is not None
-        return int(there)
+        there = self._read(["lease"])[0][0]
+        if not there:
+            own = self._ask(lambda client: client.lease(LEASE_S)).id
+            there = self._swap("lease", None, str(own), own)
+        try:
+            return lease_of(there or "")
+        except ValueError as error:
+            raise MeetingError(
+                f"{self._etcd.in_words()}: expected the job's lease, found {there!r:.40}"
+            ) from error
 
     def _keep_alive(self) -> None:
         if time.monotonic() - self._kept_alive < LEASE_S / 10:
@@ -232,6 +257,11 @@ class EtcdClient:
                             f"{where}: expected an answer of etcd's, found {found}"
                         ) from error
                     self._at = (self._at + 1) % len(self._clients)
+                except ODD as error:
+                    raise MeetingError(
+                        f"{where}: expected an answer of etcd's, found {type(error).__name__}: "
+                        f"{error}"
+                    ) from error
                 else:
                     if told:
                         self._tell(f"{where} answers again after {time.monotonic() - began:.1f} s")
@@ -264,13 +294,6 @@ def _client(etcd: Etcd, endpoint: tuple[str, int]) -> Etcd3Client:
 
 def _b64(text: str) -> str:
     return base64.b64encode(text.encode("utf-8", "surrogateescape")).decode()
-
-
-def _value(found: Any) -> str | None:
-    pairs = found.get("kvs")
-    if not pairs:
-        return None
-    return base64.b64decode(pairs[0]["value"]).decode("utf-8", "surrogateescape")
 
 
 def _sentence(error: Exception) -> str:

@@ -50,6 +50,11 @@ class BlockingClient(Protocol):
     def swap(self, key: str, expected: str | None, value: str) -> str | None:
         """See `ports.KV`."""
 
+    def swap_while(
+        self, guard: tuple[str, str], key: str, expected: str | None, value: str
+    ) -> str | None:
+        """See `ports.KV`."""
+
     def read(self, keys: Sequence[str]) -> list[str | None]:
         """See `ports.KV`."""
 
@@ -114,6 +119,17 @@ class KVClient:
     ) -> None:
         assert value and expected != value
         self._ask(lambda client: client.swap(key, expected, value), then)
+
+    def swap_while(
+        self,
+        guard: tuple[str, str],
+        key: str,
+        expected: str | None,
+        value: str,
+        then: Callable[[str | None], None],
+    ) -> None:
+        assert value and expected != value
+        self._ask(lambda client: client.swap_while(guard, key, expected, value), then)
 
     def read(self, keys: Sequence[str], then: Callable[[list[str | None]], None]) -> None:
         asked = tuple(keys)

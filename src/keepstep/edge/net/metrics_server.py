@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from keepstep.edge.net.bounded_http import serve
 from keepstep.errors import ConfigError
+from keepstep.model.parts import PartsReport, PartState
 from keepstep.model.rhythm import Interleaved
 from keepstep.model.snapshot import RankStatus
 from keepstep.model.units import S_NS
@@ -31,7 +32,12 @@ BUCKETS_S = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 class Reading:
     """What there is to tell at one moment. `ranks`: whether each lives, and its page. `held_bytes`
     and `spent_ns` by kind and by part; `recoveries`: cause, duration and lost steps of each;
-    `interleaved`: None while the keeper has planned nothing."""
+    `interleaved`: None while the keeper has planned nothing. `stored_step`: None while this node
+    has written none; `counted`: how often the journal tells of each kind of event;
+    `redundancy_is_off`: None where no other node is known; `slow_ratios`: of each rank that is
+    slow, how much of a step it needs beyond its peers; `slow_links`: of each that is slow its side,
+    its nodes and how many times slower it is; `damaged_counts`: by node, messages and blocks;
+    `parts`: of the machine, None: nobody has probed them."""
 
     job: str
     ranks: Mapping[int, tuple[bool, RankStatus | None]]
@@ -41,6 +47,13 @@ class Reading:
     spent_ns: Mapping[str, int]
     recoveries: tuple[tuple[str, int, int], ...]
     interleaved: Interleaved | None
+    stored_step: int | None = None
+    counted: Mapping[str, int] = field(default_factory=dict)
+    redundancy_is_off: bool | None = None
+    slow_ratios: Mapping[int, float] = field(default_factory=dict)
+    slow_links: tuple[tuple[str, tuple[int, ...], float], ...] = ()
+    damaged_counts: Mapping[int, int] = field(default_factory=dict)
+    parts: PartsReport | None = None
 
 
 class Exposition:
@@ -110,6 +123,7 @@ def _families(r: Reading) -> Iterator[Metric]:
         spent_s,
     )
     yield from _of_recoveries(r.recoveries)
+    yield from _of_other_places(r)
     if r.interleaved is not None:
         yield from _of_interleaving(r.interleaved)
 
@@ -174,6 +188,106 @@ def _of_recoveries(recoveries: tuple[tuple[str, int, int], ...]) -> Iterator[Met
     )
     histogram.add_metric([], [*buckets, ("+Inf", float(len(took_s)))], sum(took_s))
     yield histogram
+
+
+def _of_other_places(r: Reading) -> Iterator[Metric]:
+    """The store, and the memory of other nodes."""
+    if r.stored_step is not None:
+        what = "The newest step whose checkpoint was written by way of this node."
+        yield _one("keepstep_stored_step", what, r.stored_step)
+    outcomes = {"stored": "persisted", "failed": "persist-failed"}
+    yield _many(
+        "keepstep_checkpoints_total",
+        "Checkpoints that this node led, by what became of them.",
+        "outcome",
+        {outcome: r.counted.get(kind, 0) for outcome, kind in outcomes.items()},
+    )
+    troubles = {"hangs": "persister-stuck", "unreachable": "store-unreachable"}
+    yield _many(
+        "keepstep_store_troubles_total",
+        "How often it was told that the store hangs over a checkpoint, or that all wait for it.",
+        "kind",
+        {trouble: r.counted.get(kind, 0) for trouble, kind in troubles.items()},
+    )
+    yield _one(
+        "keepstep_declined_total",
+        "How often this node had no memory for what another one sent.",
+        r.counted.get("declined", 0),
+    )
+    yield _one(
+        "keepstep_replica_differences_total",
+        "How often what must be equal on several ranks was not: silent corruption.",
+        r.counted.get("replicas-differ", 0),
+    )
+    yield _many(
+        "keepstep_slow_ratio",
+        "Of each rank that is slow now: how much of a step it needs beyond its peers.",
+        "rank",
+        {str(rank): ratio for rank, ratio in r.slow_ratios.items()},
+    )
+    yield _one(
+        "keepstep_slow_total",
+        "How often a rank of this node was called slow.",
+        r.counted.get("slow-rank", 0),
+    )
+    yield from _of_links(r)
+    yield from _of_parts(r)
+    if r.redundancy_is_off is not None:
+        yield _one(
+            "keepstep_redundancy_off",
+            "Whether snapshots lie on their own nodes alone: so it was asked for, or a node has no "
+            "memory for more.",
+            r.redundancy_is_off,
+        )
+
+
+def _of_links(r: Reading) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    slow = GaugeMetricFamily(
+        "keepstep_slow_link_ratio",
+        "Of each link that is slow now: how many times slower copies go than before.",
+        labels=["side", "nodes"],
+    )
+    for side, nodes, ratio in r.slow_links:
+        slow.add_metric([side, ",".join(map(str, nodes))], ratio)
+    yield slow
+    yield _one(
+        "keepstep_slow_link_total",
+        "How often a link was called slow, by the leading keeper where it is on this node.",
+        r.counted.get("slow-link", 0),
+    )
+    yield _many(
+        "keepstep_link_damages_total",
+        "Messages and blocks from a node that were not as they were sent, where that was told.",
+        "node",
+        {str(node): count for node, count in r.damaged_counts.items()},
+    )
+
+
+def _of_parts(r: Reading) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    if r.parts is not None:
+        health = GaugeMetricFamily(
+            "keepstep_part_health",
+            "Of a part of the machine: 1 what it is now (ok, bad, unknown), 0 what it is not.",
+            labels=["part", "health"],
+        )
+        for part in r.parts.parts:
+            for word in PartState:
+                health.add_metric([part.part, word.value], part.health == word.value)
+        yield health
+        families: dict[tuple[str, str], dict[str, float]] = {}
+        for name, label, of, value in r.parts.numbers:
+            families.setdefault((name, label), {})[of] = value
+        for (name, label), values in families.items():
+            yield _many(name, "Of a part of the machine, as last probed.", label, values)
+    yield _one(
+        "keepstep_part_sick_total",
+        "How often a part of the machine fell sick.",
+        r.counted.get("part-sick", 0),
+    )
 
 
 def _of_interleaving(done: Interleaved) -> Iterator[Metric]:

@@ -3,8 +3,8 @@
 Comes in: which nodes to be linked with and where they listen; messages and blocks for them. Goes
 out: calls of the `Receiver`. What is decided about links is decided by the table of links
 (`core/wire/link_table.py`), which whoever builds this brings; here are the threads and sockets: one
-thread that accepts, one that asks the table what time asks for, one for each channel that is
-dialled from here, and two for each connection (`carrier.py`).
+thread that accepts at each address, one that asks the table what time asks for, one for each
+channel that is dialled from here, and two for each connection (`carrier.py`).
 
 Never queues without bound: what does not fit is not taken, and the caller is told.
 """
@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from keepstep.edge.net.carrier import Carrier
-from keepstep.edge.net.tcp import Address, Pacer, TcpOptions, dial, listen
+from keepstep.edge.net.tcp import Pacer, TcpOptions, dial, listen
+from keepstep.model.links import LinkCount
 from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import S_NS
-from keepstep.model.wire import MAX_AT_DOOR, Identity, Refusal, Refused, Span
+from keepstep.model.wire import MAX_AT_DOOR, Address, Identity, Refusal, Refused, Span
 
 if TYPE_CHECKING:
     from keepstep.core.wire.link import PeerLink
@@ -33,10 +34,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("keepstep")
 
 # Connections whose other side has not proven itself yet. The table keeps fewer, and ends others;
-# here they count until their threads have ended.
+# here they count until their threads have ended. So many more are kept for addresses of the mesh:
+# however many strangers come, a neighbour is heard.
 MAX_UNPROVEN = 2 * MAX_AT_DOOR
 WATCH_S = 0.1
 BYE_S = 1.0
+# the part of a handshake's time that one of several roads may take to answer at all
+ROAD_RATIO = 0.3
 
 NewTable = Callable[["Shell"], "LinkTable"]
 Done = Callable[[str | None], None]
@@ -45,9 +49,11 @@ Done = Callable[[str | None], None]
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
     """`bind` is where this keeper listens and dials from: loopback unless said otherwise. Port 0:
-    any that is free. `pacer`: everything sent together keeps to its rate."""
+    any that is free. `more`: likewise, on other interfaces of the node. `pacer`: everything sent
+    together keeps to its rate."""
 
     bind: Address = ("127.0.0.1", 0)
+    more: tuple[Address, ...] = ()
     tcp: TcpOptions = field(default_factory=TcpOptions)
     pacer: Pacer | None = None
 
@@ -65,11 +71,26 @@ class Peers:
         self._options = options
         self._table = new_table(self)
         self._unproven = threading.BoundedSemaphore(MAX_UNPROVEN)
+        self._kept = threading.BoundedSemaphore(MAX_UNPROVEN)
         self._closing = threading.Event()
         self._news = threading.Condition()  # of links that have ended or are over
-        self._listener = listen(options.bind, options.tcp)
-        self.address: Address = self._listener.getsockname()[:2]
-        self._threads = [self._start(self._accept), self._start(self._watch)]
+        self._listeners: list[socket.socket] = []
+        try:
+            for address in (options.bind, *options.more):
+                self._listeners.append(listen(address, options.tcp))
+        except OSError:
+            self._close_listeners()
+            raise
+        self.addresses: tuple[Address, ...] = tuple(
+            listener.getsockname()[:2] for listener in self._listeners
+        )
+        accepting = [self._start(self._accept, listener) for listener in self._listeners]
+        self._threads = [*accepting, self._start(self._watch)]
+
+    @property
+    def address(self) -> Address:
+        """The one that others are told."""
+        return self.addresses[0]
 
     @property
     def me(self) -> Identity:
@@ -102,6 +123,12 @@ class Peers:
     def is_open(self, node: int) -> bool:
         return self._table.is_open(node)
 
+    def sent_counts(self) -> dict[tuple[int, int], LinkCount]:
+        return self._table.sent_counts()
+
+    def damaged(self) -> dict[int, int]:
+        return self._table.counts.damaged()
+
     def counts(self) -> dict[str, int]:
         return self._table.counts.snapshot()
 
@@ -109,13 +136,18 @@ class Peers:
         """Say goodbye to all and stop; nothing moves any more when it returns. Not from a
         receiver."""
         self._closing.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
         self._leave(self._table.say_bye(reason), reason)
         self._until(lambda: self._table.is_quiet)
         for thread in self._threads:
             thread.join()
-        self._listener.close()
+        self._close_listeners()
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
 
     def _leave(self, links: list[PeerLink], reason: str) -> None:
         self._until(lambda: all(link.is_flushed for link in links), BYE_S)
@@ -150,9 +182,10 @@ class Peers:
 
     def _dial_once(self, link: PeerLink, index: int) -> None:
         options = self._options
-        assert link.address is not None
+        road = link.road(index)
+        within_s = options.tcp.handshake_s * (1 if road.is_only else ROAD_RATIO)
         try:
-            sock = dial(link.address, options.bind[0], options.tcp)
+            sock = dial(road.target, road.source, options.tcp, within_s)
         except OSError as error:
             self._table.unreachable(link, index, str(error), time.monotonic_ns())
             return
@@ -161,26 +194,35 @@ class Peers:
         carrier.carry(endpoint, options.tcp.handshake_s)
         log.debug("channel %d to node %d: %s", index, link.node, endpoint.closing)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while not self._closing.is_set():
             try:
-                sock, (source, *_) = self._listener.accept()
+                sock, (source, *_) = listener.accept()
             except OSError:
                 # it was shut down, or the stranger is gone already, or no descriptor is left
                 self._closing.wait(WATCH_S)
                 continue
-            if self._unproven.acquire(blocking=False):
-                self._start(self._welcome, sock, source)
+            places = self._place(source)
+            if places is not None:
+                self._start(self._welcome, sock, source, places.release)
             else:
                 self._table.counts.refused(
                     Refused(Refusal.BUSY, f"{MAX_UNPROVEN} connections are unproven")
                 )
                 sock.close()
 
-    def _welcome(self, sock: socket.socket, source: str) -> None:
+    def _place(self, source: str) -> threading.BoundedSemaphore | None:
+        """Of which one was taken for a connection from there; None: there is none left."""
+        if self._unproven.acquire(blocking=False):
+            return self._unproven
+        if self._table.is_neighbour(source) and self._kept.acquire(blocking=False):
+            return self._kept
+        return None
+
+    def _welcome(self, sock: socket.socket, source: str, leave: Callable[[], None]) -> None:
         carrier = Carrier(sock, self._options.pacer)
         endpoint = self._table.accepted(carrier, source)
-        carrier.carry(endpoint, self._options.tcp.handshake_s, self._unproven.release)
+        carrier.carry(endpoint, self._options.tcp.handshake_s, leave)
 
     def _start(self, run: Callable[..., None], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=run, args=args, name=run.__name__.strip("_"), daemon=True)

@@ -14,13 +14,16 @@ import threading
 import time
 from dataclasses import dataclass
 
+from keepstep.model.links import LinkCount
 from keepstep.model.units import KIB, S_NS
-
-Address = tuple[str, int]
+from keepstep.model.wire import Address
 
 _SO_MAX_PACING_RATE = 47  # Linux 3.13; Python has no name for it
 _SIOCOUTQ, _SIOCGIFADDR = 0x5411, 0x8915
 _TCP_INFO_MIN_RTT_AT = 148  # Linux 4.6; microseconds
+# bytes and microseconds, of 64 bits each
+_TCP_INFO_ACKED_AT, _TCP_INFO_BUSY_AT, _TCP_INFO_NO_ROOM_AT = 120, 168, 176
+_TCP_INFO_SENT_AT, _TCP_INFO_RESENT_AT = 200, 208
 BULK_PRIORITY = 2  # TC_PRIO_BULK: the last band of the kernel's own queues
 
 
@@ -57,19 +60,20 @@ def listen(address: Address, options: TcpOptions) -> socket.socket:
     return sock
 
 
-def dial(address: Address, source_host: str, options: TcpOptions) -> socket.socket:
-    """Raises OSError."""
+def dial(
+    address: Address, source_host: str, options: TcpOptions, within_s: float | None = None
+) -> socket.socket:
+    """`within_s`: as long as a handshake may take, unless given. Raises OSError."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         _tune(sock, options)
         sock.bind((source_host, 0))
-        sock.settimeout(options.handshake_s)
+        sock.settimeout(options.handshake_s if within_s is None else within_s)
         sock.connect(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: it is no host name at all
         sock.close()
-        raise ConnectionError(
-            f"cannot reach {address[0]}:{address[1]}: {error.strerror or error}"
-        ) from error
+        why = (error.strerror or error) if isinstance(error, OSError) else error
+        raise ConnectionError(f"cannot reach {address[0]}:{address[1]}: {why}") from error
     return sock
 
 
@@ -114,6 +118,27 @@ def round_trip_ns(sock: socket.socket) -> int:
         return 0
     found = int(struct.unpack_from("<I", told, _TCP_INFO_MIN_RTT_AT)[0])
     return 0 if found == 0xFFFFFFFF else found * 1000
+
+
+def sent_counts(sock: socket.socket) -> LinkCount:
+    """What the kernel counts of the connection; nothing where it does not (before Linux 4.19)."""
+    try:
+        told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    except OSError:  # it was closed meanwhile
+        return LinkCount()
+    if len(told) < _TCP_INFO_RESENT_AT + 8:
+        return LinkCount()
+
+    def at(offset: int) -> int:
+        return int(struct.unpack_from("<Q", told, offset)[0])
+
+    return LinkCount(
+        at(_TCP_INFO_ACKED_AT),
+        at(_TCP_INFO_BUSY_AT) * 1000,
+        at(_TCP_INFO_SENT_AT),
+        at(_TCP_INFO_RESENT_AT),
+        at(_TCP_INFO_NO_ROOM_AT) * 1000,
+    )
 
 
 def interface_of(host: str) -> str:

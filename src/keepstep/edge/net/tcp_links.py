@@ -1,22 +1,23 @@
 """TCP links: a keeper's links to those of other nodes as `ports.Links`: `edge/net/peers.py`, made
 anew with each number that this keeper is given.
 
-The address is reserved at once, because others are told where to dial before this keeper is told
-which node it is.
+The addresses are reserved at once, because others are told where to dial before this keeper is told
+which node it is. They are told the first; the others a link tells its other side itself.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from keepstep.edge.net.peers import PeerOptions, Peers
-from keepstep.edge.net.tcp import Address, TcpOptions
+from keepstep.edge.net.tcp import TcpOptions
 from keepstep.errors import KeeperError
+from keepstep.model.links import LinkCount
 from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import S_NS
-from keepstep.model.wire import Identity, Span
+from keepstep.model.wire import Address, Identity, Span
 
 if TYPE_CHECKING:
     from keepstep.core.wire.link_table import LinkTable, Shell
@@ -34,18 +35,27 @@ class TcpLinks:
         address: Address,
         silence_ns: int,
         new_table: NewLinkTable,
+        more_hosts: Sequence[str] = (),
     ) -> None:
         """`silence_ns`: bytes that the other kernel has not acknowledged for so long break a
         connection. `new_table(me, secret, encrypt, shell)`: the table of links of that keeper.
+        `more_hosts`: addresses of other interfaces of this node.
 
-        Raises KeeperError when the address is not this node's, or taken.
+        Raises KeeperError when an address is not this node's, or taken.
         """
         self._job_hash = job_hash
         self._incarnation = incarnation
         self._new_table = new_table
         self._tcp = TcpOptions(unacked_s=silence_ns / S_NS)
-        self._reserved: socket.socket | None = _reserve(address)
-        self.address: Address = self._reserved.getsockname()[:2]
+        self._reserved: list[socket.socket] = []
+        try:
+            for each in (address, *((host, 0) for host in more_hosts)):
+                self._reserved.append(_reserve(each))
+        except KeeperError:
+            self._free()
+            raise
+        self._addresses: list[Address] = [sock.getsockname()[:2] for sock in self._reserved]
+        self.address: Address = self._addresses[0]
         self._who: tuple[int, bytes, bool] | None = None
         self._peers: Peers | None = None
 
@@ -60,14 +70,14 @@ class TcpLinks:
         me = Identity(self._job_hash, node, self._incarnation)
         self._peers = Peers(
             lambda shell: self._new_table(me, secret, encrypt, shell),
-            PeerOptions(bind=self.address, tcp=self._tcp),
+            PeerOptions(bind=self.address, more=tuple(self._addresses[1:]), tcp=self._tcp),
         )
         self._free()
 
     def _free(self) -> None:
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
+        for sock in self._reserved:
+            sock.close()
+        self._reserved.clear()
 
     def connect(self, node: int, address: Address, incarnation: int = 0) -> None:
         assert self._peers is not None, "which node this is comes first"
@@ -90,6 +100,12 @@ class TcpLinks:
 
     def is_open(self, node: int) -> bool:
         return self._peers is not None and self._peers.is_open(node)
+
+    def sent_counts(self) -> dict[tuple[int, int], LinkCount]:
+        return self._peers.sent_counts() if self._peers is not None else {}
+
+    def damaged(self) -> dict[int, int]:
+        return self._peers.damaged() if self._peers is not None else {}
 
     def counts(self) -> dict[str, int]:
         return self._peers.counts() if self._peers is not None else {}

@@ -9,6 +9,7 @@ and answered, and the connection stays. Never blocks for ever: every wait has a 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import struct
@@ -47,16 +48,22 @@ class Mailbox:
         timeout_s: float,
         codec: MessageCodec,
         on_refused: OnRefused = ignore_refused,
+        uid: int | None = None,
     ) -> Mailbox:
-        """Raises OSError when nobody listens."""
+        """uid: whose process must listen; this one's user unless given. Raises OSError when nobody
+        does, or another user's process."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             sock.settimeout(timeout_s)
             sock.connect(str(path))
+            box = cls(sock, codec, on_refused)
+            pid, theirs = box.peer()
+            if theirs != (os.getuid() if uid is None else uid):
+                raise PermissionError(f"{path}: process {pid} there is user {theirs}'s")
         except OSError:
             sock.close()
             raise
-        return cls(sock, codec, on_refused)
+        return box
 
     def fileno(self) -> int:
         """For a selector."""

@@ -16,12 +16,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from keepstep.errors import ConfigError, MemoryBudgetError
+from keepstep.errors import ConfigError, MemoryBudgetError, StoppedError, WrongNumbersError
 from keepstep.model.decoding import from_json
 from keepstep.model.launch import ErrorReport
 
 # What a person has to change before any start of these ranks can go well.
 REFUSALS = tuple(f"{kind.__name__}:" for kind in (ConfigError, MemoryBudgetError))
+# A person is to decide, however far the training has come. A subclass of one of these is not.
+STOPS = tuple(f"{kind.__name__}:" for kind in (StoppedError, WrongNumbersError))
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
@@ -51,14 +53,15 @@ def read_error_file(path: str) -> ErrorReport:
             return ErrorReport(str(said), "", path)
         message = str(said["message"])
         told = str(said.get("extraInfo", {}).get("py_callstack", ""))
-        return ErrorReport(message, _place(told), path, _is_refusal(message, told))
+        is_refusal, is_stop = _is_of(REFUSALS, message, told), _is_of(STOPS, message, told)
+        return ErrorReport(message, _place(told), path, is_refusal, is_stop)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ErrorReport()
 
 
-def _is_refusal(message: str, told: str) -> bool:
+def _is_of(kinds: tuple[str, ...], message: str, told: str) -> bool:
     """Other libraries have errors of these names, too: the traceback tells whose it is."""
-    return message.startswith(REFUSALS) and f"{ConfigError.__module__}.{message}" in told
+    return message.startswith(kinds) and f"{ConfigError.__module__}.{message}" in told
 
 
 def _place(told: str) -> str:

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from keepstep.codes import of_warning
 from keepstep.edge.os.clock import CLOCK
+from keepstep.edge.os.own_file import append_to_own, check_own_directory, read_regular
 from keepstep.edge.os.tail import Tail
 from keepstep.model.events import Event, event_from_line
 
 log = logging.getLogger("keepstep")
-FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 EVENT_BEGIN = '{"wall_ns":'
 
 
@@ -32,17 +33,19 @@ class FileJournal:
         if path is not None:
             try:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._fd = os.open(path, FLAGS, 0o600)
+                check_own_directory(path.parent)
+                self._fd = append_to_own(path)
             except OSError as error:
                 log.warning(
-                    "the journal %s cannot be written (%s): events reach the log only", path, error
+                    "the journal %s cannot be written (%s): events reach the log only [KS5225]",
+                    path,
+                    error,
                 )
 
     def record(self, kind: str, why: str, /, level: int = logging.INFO, **data: Any) -> None:
         """Write one event to the journal and, as the same sentence, to the log."""
-        log.log(
-            level, "%s: %s", self.who, why, extra={"keepstep_kind": kind, "keepstep_data": data}
-        )
+        extra = {"keepstep_kind": kind, "keepstep_data": data}
+        log.log(level, "%s: %s%s", self.who, why, _code(kind, why, level), extra=extra)
         if self._fd is None:
             return
         event = Event(
@@ -51,7 +54,7 @@ class FileJournal:
         try:
             os.write(self._fd, event.to_line().encode())
         except OSError as error:
-            log.warning("the journal lost an event (%s)", error)
+            log.warning("the journal lost an event (%s) [KS5225]", error)
 
     def close(self) -> None:
         if self._fd is not None:
@@ -59,13 +62,26 @@ class FileJournal:
             self._fd = None
 
 
-def read_journal(path: Path) -> Iterator[Event]:
-    """Every whole event of the file in the order written; nothing when there is no file."""
+def _code(kind: str, why: str, level: int) -> str:
+    """What a warning or an error ends with in the log: `keepstep help` and the documentation say
+    what is behind it."""
+    found = of_warning(kind, why) if level >= logging.WARNING else None
+    return "" if found is None or "[KS" in why else f" [{found.number}]"
+
+
+def read_journal(path: Path, own: bool = False) -> Iterator[Event]:
+    """Every whole event of the file in the order written; nothing when there is no regular file.
+    own: nothing either when it is another user's."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as lines:
-            yield from _events(lines)
+        fd = read_regular(path, own)
     except FileNotFoundError:
         return
+    except PermissionError:
+        if own:
+            return
+        raise
+    with open(fd, encoding="utf-8", errors="replace") as lines:
+        yield from _events(lines)
 
 
 class JournalTail:

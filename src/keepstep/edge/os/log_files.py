@@ -8,8 +8,9 @@ Invariant: memory is bounded, whatever a file holds: it is read in chunks, a lin
 mapped: a file that shrinks while it is read must not end the reader.
 
 A log of 100 MB says few different things. So a chunk is first reduced to its different lines with
-all digits taken out, and those to their different words; only what can be there is looked for in
-the chunk itself.
+all digits taken out, unless a look at some of it says that nearly all differ. Then one pass over
+what is left finds which words can be there, by eight bytes of each (with numpy; without, a pass for
+each word): only those are looked for in the chunk itself.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import gzip
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -34,6 +35,10 @@ MAX_HITS = 100
 MAX_FILES = 20_000
 MAX_UNPACKED_BYTES = 4 * GIB
 DIGITS = b"0123456789"
+GRAM_BYTES = 8  # of a word, by which one pass finds it
+LOOK_BYTES = 32 * KIB  # of a chunk, for whether its lines differ
+MOST_DIFFERENT = 0.5
+MIXER = 0x9E3779B97F4A7C15  # Knuth's, of 64 bits: 2**64 divided by the golden ratio
 NO_LOGS = {".pt", ".pth", ".bin", ".npy", ".npz", ".safetensors", ".distcp", ".so", ".zip", ".tar"}
 
 
@@ -118,25 +123,19 @@ class _Needles:
     """Words, and how to find their lines in a chunk."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        self._words = [word.encode() for word in words]
-        self._pieces = [word.translate(None, DIGITS).split() for word in self._words]
+        self._signs = {word.encode(): _sign(word.encode()) for word in words}
+        grams = {sign for sign in self._signs.values() if len(sign) == GRAM_BYTES}
+        self._present_in = _passes(grams)
 
     def lines(self, chunk: bytes, begin: int, end: int) -> list[tuple[int, int]]:
         """Begin and end of each line in there that holds a word."""
         found: set[tuple[int, int]] = set()
-        for word in self._present(chunk[begin:end]):
-            found.update(self._line_at(chunk, at) for at in _hits(chunk, word, begin, end))
+        text = _different(chunk[begin:end])
+        present = self._present_in(text)
+        for word, sign in self._signs.items():
+            if sign in present or (len(sign) < GRAM_BYTES and sign in text):
+                found.update(self._line_at(chunk, at) for at in _hits(chunk, word, begin, end))
         return sorted(found)
-
-    def _present(self, part: bytes) -> list[bytes]:
-        """The words that can be in there: all their pieces are."""
-        lines = set(part.translate(None, DIGITS).split(b"\n"))
-        vocabulary = b" ".join(set(b" ".join(lines).split()))
-        return [
-            word
-            for word, pieces in zip(self._words, self._pieces, strict=True)
-            if all(piece in vocabulary for piece in pieces)
-        ]
 
     def _line_at(self, chunk: bytes, at: int) -> tuple[int, int]:
         """The line around this place: progress bars end theirs with a carriage return. One that is
@@ -146,6 +145,47 @@ class _Needles:
         high = at + MAX_LINE_BYTES
         end = chunk.find(b"\n", at, high)
         return begin, end if end >= 0 else min(high, len(chunk))
+
+
+def _sign(word: bytes) -> bytes:
+    """Eight bytes of it that other text has seldom; of a shorter word, all. Without digits: of a
+    word in which that cannot be, nothing."""
+    grams = [word[at : at + GRAM_BYTES] for at in range(max(1, len(word) - GRAM_BYTES + 1))]
+    whole = [gram for gram in grams if not any(byte in DIGITS for byte in gram)]
+    return max(whole, key=lambda gram: sum(not 97 <= byte <= 122 for byte in gram), default=b"")
+
+
+def _different(part: bytes) -> bytes:
+    """Its different lines without digits, where they are much less than all."""
+    look = part[:LOOK_BYTES].translate(None, DIGITS).split(b"\n")
+    if len(set(look)) > MOST_DIFFERENT * len(look):
+        return part
+    return b"\n".join(set(part.translate(None, DIGITS).split(b"\n")))
+
+
+def _passes(grams: set[bytes]) -> Callable[[bytes], set[bytes]]:
+    """What tells which of these are in a text. With numpy every place of it is looked up in a table
+    of 65,536 hashes, and only what is in the table is compared."""
+    try:
+        import numpy as np
+    except ImportError:
+        return lambda text: {gram for gram in grams if gram in text}
+    values = np.frombuffer(b"".join(grams), np.uint64)
+    mixer, shift = np.uint64(MIXER), np.uint64(48)
+    table = np.zeros(1 << 16, np.bool_)
+    table[(values * mixer) >> shift] = True
+
+    def present(text: bytes) -> set[bytes]:
+        found: set[bytes] = set()
+        for offset in range(min(GRAM_BYTES, max(0, len(text) - GRAM_BYTES + 1))):
+            every = np.frombuffer(text, np.uint64, (len(text) - offset) // GRAM_BYTES, offset)
+            places = every * mixer
+            places >>= shift
+            likely = every[table[places.view(np.int64)]]  # of that type no copy is made
+            found.update(value.tobytes() for value in np.unique(likely))
+        return found & grams
+
+    return present
 
 
 def _hits(chunk: bytes, word: bytes, begin: int, end: int) -> Iterator[int]:

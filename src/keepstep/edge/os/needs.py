@@ -61,11 +61,43 @@ def check_needs(settings: Settings) -> None:
         raise _no_cryptography("block_mac")
     if settings.encrypt:
         _check_encryption(settings)
+    if settings.node_provider.startswith("kubernetes"):
+        _check_kubernetes(settings)
     codes = (Parity, ReedSolomon)
     if isinstance(parse_policy(settings.redundancy), codes) and not has_package("numpy"):
         raise ConfigError(
             f"redundancy: expected numpy for {settings.redundancy!r}, found none: "
             "pip install 'keepstep[rs]'"
+        )
+
+
+def unsigned_blocks(settings: Settings) -> str:
+    """Why what crosses between nodes is not under MACs, where nobody has decided so; else empty."""
+    is_decided = settings.block_mac != "auto" or settings.encrypt
+    if is_decided or has_package("cryptography"):
+        return ""
+    return (
+        "what this node sends to others is not signed, since keepstep[secure] is not installed: "
+        "who can change packets on the way can change a state; pip install 'keepstep[secure]' on "
+        "every node, or say KEEPSTEP_BLOCK_MAC=off"
+    )
+
+
+def _check_kubernetes(settings: Settings) -> None:
+    if settings.replace_command is not None:
+        raise ConfigError(
+            f"node_provider: expected no replace_command with {settings.node_provider!r}, found "
+            f"{settings.replace_command!r}: a lost node is asked for once"
+        )
+    if not has_package("kubernetes"):
+        raise ConfigError(
+            "node_provider: expected the Kubernetes client, found none: "
+            "pip install 'keepstep[kubernetes]'"
+        )
+    if not (os.environ.get("KUBERNETES_SERVICE_HOST") or os.environ.get("KUBECONFIG")):
+        raise ConfigError(
+            f"node_provider: expected to run in a pod, or KUBECONFIG, for "
+            f"{settings.node_provider!r}, found neither"
         )
 
 

@@ -7,25 +7,34 @@ child to wait for.
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from keepstep.config import Settings
 from keepstep.edge.net.unix_socket import Mailbox, OnRefused, ignore_refused
 from keepstep.edge.os.job_directory import claim_job_dir
+from keepstep.edge.os.own_file import append_to_own
 from keepstep.errors import KeeperError
 from keepstep.model.launch import AGENT_SOCKET
 from keepstep.ports import MessageCodec
 
-RANK_MARKS = ("KEEPSTEP_AGENT", AGENT_SOCKET)  # by which an agent's processes are found
+RAY_MARK = "KEEPSTEP_RAY_AGENT"  # in the environment of what a Ray actor has started
+# By which an agent's processes are found.
+RANK_MARKS = ("KEEPSTEP_AGENT", AGENT_SOCKET, RAY_MARK)
 
 KEEPER_MODULE = "keepstep.runtime.keeper.process"  # stands on a keeper's command line
 _LAUNCH = (
     "import os,sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.executable, "
     "[sys.executable, *sys.argv[1:]])"
 )
+
+
+# as a file system answers that is full, or was mounted anew for reading after an error
+TAKES_NOTHING = frozenset((errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO))
 
 
 def ensure_keeper(
@@ -59,11 +68,21 @@ def ensure_keeper(
         time.sleep(0.01)
 
 
+def _log_at(path: Path) -> int:
+    """What a keeper says outside of its journal; nowhere where the disk takes nothing, since
+    nothing depends on it. Raises OSError, where the place is another user's for one."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return append_to_own(path)
+    except OSError as error:
+        if error.errno not in TAKES_NOTHING:
+            raise
+        return os.open(os.devnull, os.O_WRONLY)
+
+
 def start_keeper(settings: Settings) -> None:
     """Start a keeper of its own session. Raises OSError, subprocess.SubprocessError."""
-    log_path = settings.journal_path.with_name("keeper.log")
-    log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(log_path, "ab", opener=_for_owner_alone) as log:
+    with os.fdopen(_log_at(settings.journal_path.with_name("keeper.log")), "ab") as log:
         subprocess.run(
             [
                 sys.executable,
@@ -84,7 +103,3 @@ def start_keeper(settings: Settings) -> None:
             },
             check=True,
         )
-
-
-def _for_owner_alone(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

@@ -1,6 +1,6 @@
 """Provider: asks the platform for a machine in place of a lost one, by a command of the user's.
 
-A command is what all platforms have: `scontrol requeue`, `kubectl delete pod`, a cloud's own. Comes
+A command is what all platforms have: `scontrol requeue`, `sbatch`, a cloud's own. Comes
 in: what was lost. Goes out: the command's exit, told to whoever waits for it. A replacement
 announces itself by joining the job like any other node.
 """
@@ -17,6 +17,19 @@ from keepstep.model.lost import LostNode
 LAST_BYTES = 500
 
 
+def environ_of(lost: LostNode) -> dict[str, str]:
+    """This process's, and what was lost."""
+    about = {"JOB": lost.job, "NODE": str(lost.node), "HOST": lost.host, "WHY": lost.why}
+    told = {f"KEEPSTEP_LOST_{name}": value for name, value in about.items()}
+    return {**os.environ, **told}
+
+
+def last_line(said: bytes) -> str:
+    """Of what a child wrote; it may be long, and of any encoding."""
+    lines = said[-LAST_BYTES:].decode(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else "(no word)"
+
+
 class CommandProvider:
     """Runs `command` by the shell with KEEPSTEP_LOST_NODE, KEEPSTEP_LOST_HOST, KEEPSTEP_LOST_JOB
     and KEEPSTEP_LOST_WHY set."""
@@ -25,13 +38,8 @@ class CommandProvider:
         self._command = command
 
     def replace(self, lost: LostNode, then: Callable[[str], None]) -> None:
-        about = {"JOB": lost.job, "NODE": str(lost.node), "HOST": lost.host, "WHY": lost.why}
-        environ = {
-            **os.environ,
-            **{f"KEEPSTEP_LOST_{name}": value for name, value in about.items()},
-        }
         threading.Thread(
-            target=self._run, args=(environ, then), name="keepstep-provider", daemon=True
+            target=self._run, args=(environ_of(lost), then), name="keepstep-provider", daemon=True
         ).start()
 
     def _run(self, environ: dict[str, str], then: Callable[[str], None]) -> None:

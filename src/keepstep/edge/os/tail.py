@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from keepstep.edge.os.own_file import read_regular
+
 
 class Tail:
     def __init__(self, path: Path, from_its_end: bool = False) -> None:
@@ -16,7 +18,7 @@ class Tail:
         """The whole lines since the last look. One that is still being written is one of the next;
         a file that shrank is another one."""
         try:
-            with open(self._path, "rb") as file:
+            with open(read_regular(self._path), "rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset_bytes:
                     self._offset_bytes = 0
                 file.seek(self._offset_bytes)

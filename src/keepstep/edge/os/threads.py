@@ -69,10 +69,39 @@ def aside(
     post: Callable[[Callable[[], None]], None], work: Callable[[], T], then: Callable[[T], None]
 ) -> None:
     """Do this once, on a thread of its own that the interpreter's end does not wait for; `post`
-    hands its result in."""
+    hands its result in, or raises there what it raised."""
 
     def run() -> None:
-        result = work()
-        post(lambda: then(result))
+        done: Future[T] = Future()
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+            raise
+        finally:
+            post(lambda: then(done.result()))
 
     threading.Thread(target=run, name="aside", daemon=True).start()
+
+
+class AsideThreads:
+    """See `ports.Executor`, for what is rare and may never end: each piece of work has a thread of
+    its own, and nobody waits for it at the end."""
+
+    def __init__(
+        self,
+        post: Callable[[Callable[[], None]], None],
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        """begin: called first on each thread."""
+        self._post, self._begin = post, begin
+
+    def submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        def begun() -> T:
+            self._begin()
+            return work()
+
+        aside(self._post, begun, then)
+
+    def act(self, acts: Acts[T], then: Callable[[T], None]) -> None:
+        self.submit(lambda: run_acts(acts), then)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from keepstep.model.decoding import on_a_screen
+
 LEVELS = {
     "quiet": logging.ERROR,
     "warning": logging.WARNING,
@@ -17,8 +19,9 @@ LEVELS = {
 }
 # Kinds of event that a person wants to know of in a training that goes well: three lines.
 SPOKEN = {"protected", "goes-on", "summary"}
-# Steps of a restart, which `ranks-restarted` tells of as one; or, when there is none, `job-ended`.
-REPEATED = {"rank-exited", "diagnosis", "plan", "rank-respawned"}
+# Steps of a recovery, which one warning tells of as one: `recovered` where ranks stayed in their
+# process, else `ranks-restarted`; or, when there is neither, `job-ended`.
+REPEATED = {"rank-exited", "diagnosis", "plan", "rank-respawned", "ranks-restarted"}
 
 log = logging.getLogger("keepstep")
 
@@ -76,3 +79,6 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return on_a_screen(super().format(record))

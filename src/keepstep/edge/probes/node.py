@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from keepstep.edge.probes import memory, process, stacks
+from keepstep.edge.probes import hindrance, memory, process, reference, stacks
 from keepstep.model.diagnosis import GroupSample, ProcessSample, Stack
+from keepstep.model.step_work import FixedWork, Hindrance
 from keepstep.model.units import S_NS
 
 
@@ -32,6 +33,12 @@ class NodeProbes:
     def machine_oom_kills(self) -> int | None:
         return memory.machine_oom_kills()
 
+    def hindrance(self, pid: int) -> Callable[[], Hindrance]:
+        return hindrance.find_hindrance(pid)
+
+    def fixed_work(self, pids: Mapping[int, int], within_ns: int) -> dict[int, FixedWork]:
+        return reference.measure(pids, within_ns)
+
     def stacks(self, pids: Mapping[int, int], within_ns: int) -> dict[int, Stack]:
         return stacks.take(pids, within_ns / S_NS)
 
@@ -43,4 +50,4 @@ class NodeProbes:
 
 
 def _is_ours(path: Path) -> bool:
-    return path.name[7:].isdigit()
+    return path.name[7:].isascii() and path.name[7:].isdigit()

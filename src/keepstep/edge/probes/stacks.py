@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from keepstep.edge.os.own_file import check_own_directory
 from keepstep.edge.probes.process import describe
 from keepstep.model.diagnosis import Stack
 
@@ -43,8 +44,10 @@ def take(pids: Mapping[int, int], limit_s: float) -> dict[int, Stack]:
 
 
 def save(directory: Path, stacks: Mapping[int, Stack]) -> None:
-    """One file a rank. Raises OSError."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """One file a rank, in a directory that nobody has made before. Raises OSError."""
+    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_own_directory(directory.parent)
+    directory.mkdir(mode=0o700)
     for rank, stack in stacks.items():
         (directory / f"rank-{rank}.txt").write_text(stack.text, encoding="utf-8")
 

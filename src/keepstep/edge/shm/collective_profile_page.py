@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from keepstep.edge.shm.slot import rank_dir
-from keepstep.edge.shm.text_file import read_text, write_text
+from keepstep.edge.shm.text_file import read_as, write_text
 from keepstep.model.decoding import a_record, from_json
 from keepstep.model.rhythm import NO_STEP, Gap, Interleaved, Pulse, StepSeen, Told
 from keepstep.ports import Memory
@@ -59,13 +59,7 @@ def write_word(memory: Memory, path: Path, word: Told | Interleaved) -> None:
 
 def read_word(memory: Memory, path: Path, kind: type[Word]) -> Word | None:
     """None when there is none, or one of another release."""
-    text = read_text(memory, path)
-    if text is None:
-        return None
-    try:
-        return a_record(kind, from_json(text))
-    except ValueError:
-        return None
+    return read_as(memory, path, lambda text: a_record(kind, from_json(text)))
 
 
 class CollectiveProfileWriter:

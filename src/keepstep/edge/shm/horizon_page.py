@@ -14,12 +14,21 @@ from typing import Any
 
 from keepstep.edge.shm.double_buffered_page import MAX_BODY_BYTES, DoubleBufferedPage
 from keepstep.errors import DamageError
-from keepstep.model.decoding import a_count, a_list, a_whole_number, decoding, from_json
+from keepstep.model.decoding import (
+    a_count,
+    a_list,
+    a_whole_number,
+    counts,
+    decoding,
+    from_json,
+)
 from keepstep.model.horizon import Horizon
+from keepstep.model.replicas import ReplicaDifference
 from keepstep.model.snapshot import Stamp
 from keepstep.ports import Memory
 
 MAX_ALIVE = 40  # two slots a rank make two at most; a page has room for so many
+MAX_NAMED = 32  # ranks; one that ends is enough for all to go back
 
 
 class HorizonPage:
@@ -41,6 +50,9 @@ class HorizonPage:
                 [_pair(s) for s in alive],
                 decided_step,
                 horizon.period_steps,
+                int(horizon.has_copies),
+                horizon.agreed_steps,
+                _told(horizon.difference),
             ],
             separators=(",", ":"),
         ).encode()
@@ -67,7 +79,10 @@ def _horizon(body: bytes) -> Horizon:
     is none."""
     try:
         with decoding("horizon"):
-            epoch, committed, target, inherited, alive, decided, period = a_list(from_json(body))
+            (epoch, *stamps, alive, decided, period, copies, agreed, difference) = a_list(
+                from_json(body)
+            )
+            committed, target, inherited = stamps
             return Horizon(
                 a_whole_number(epoch),
                 _stamp(committed),
@@ -76,9 +91,27 @@ def _horizon(body: bytes) -> Horizon:
                 a_whole_number(decided),
                 _stamp(inherited),
                 a_count(period),
+                bool(a_count(copies)),
+                a_count(agreed),
+                None if difference is None else _a_difference(difference),
             )
     except DamageError:
         return Horizon(-1)
+
+
+def _told(difference: ReplicaDifference | None) -> list[Any] | None:
+    if difference is None:
+        return None
+    named = list(difference.ranks[:MAX_NAMED])
+    how = [difference.of, difference.is_certain, difference.condemns]
+    return [_pair(difference.stamp), named, *how]
+
+
+def _a_difference(told: Any) -> ReplicaDifference:
+    stamp, ranks, of, is_certain, condemns = a_list(told)
+    return ReplicaDifference(
+        _a_stamp(stamp), counts(ranks), a_count(of), is_certain is True, condemns is True
+    )
 
 
 def _pair(stamp: Stamp | None) -> list[int] | None:

@@ -17,14 +17,19 @@ import os
 import resource
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from keepstep.coding.checksum import BLOCK_BYTES
+from keepstep.edge.shm.huge_pages import MADV_POPULATE_WRITE, take_huge_pages
 from keepstep.errors import MemoryBudgetError
 from keepstep.model.units import KIB, human_bytes, round_up
+from keepstep.ports import Region
 
-_MADV_POPULATE_WRITE = 23  # Linux 5.14
+_MADV_REMOVE = 9
+_MAP_FIXED = 0x10
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 SMALL_BYTES = 64 * KIB  # a few microseconds
 
@@ -35,6 +40,14 @@ for _library in (_libc, _libc_with_gil):
     _library.memcpy.restype = ctypes.c_void_p
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.pwritev.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
+_libc.pwritev.restype = ctypes.c_ssize_t
+_libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+_libc.memset.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]
+_libc.mmap.restype = ctypes.c_void_p
+
+MOST_RANGES = 1024  # that one call takes (UIO_MAXIOV)
 
 
 def copy(destination: int, source: int, nbytes: int) -> None:
@@ -49,7 +62,7 @@ def copy_to_fresh(destination: int, source: int, nbytes: int) -> None:
     first = round_up(destination, mmap.PAGESIZE)
     pages_bytes = (destination + nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
     if pages_bytes > 0:
-        _libc.madvise(first, pages_bytes, _MADV_POPULATE_WRITE)
+        _libc.madvise(first, pages_bytes, MADV_POPULATE_WRITE)
     copy(destination, source, nbytes)
 
 
@@ -59,6 +72,19 @@ def copy_all(copies: Iterable[tuple[int, int, int]]) -> None:
     large, small = _libc.memcpy, _libc_with_gil.memcpy
     for destination, source, nbytes in copies:
         (small if nbytes < SMALL_BYTES else large)(destination, source, nbytes)
+
+
+class Ranges:
+    """Places in memory, (address, nbytes), as the system takes them. Whoever makes one keeps them
+    alive."""
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        assert 0 < len(ranges) <= MOST_RANGES, len(ranges)
+        self.count = len(ranges)
+        self.nbytes = sum(nbytes for _, nbytes in ranges)
+        flat = list(chain.from_iterable(ranges))
+        self._vector = (ctypes.c_size_t * len(flat))(*flat)  # struct iovec: address and size
+        self.address = ctypes.addressof(self._vector)
 
 
 def equal(left: int, right: int, nbytes: int) -> bool:
@@ -87,29 +113,59 @@ def open_file(path: Path, flags: int = 0) -> int:
     return fd
 
 
+class _OpenFile:
+    """A descriptor, closed when nobody uses it any more: its number may be another file's then."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.number)
+
+
 class MappedFile:
     """A whole file mapped read-write and shared. `address` is valid until `close`."""
 
     def __init__(self, path: Path) -> None:
         """Map an existing file. Raises OSError, ValueError when it is empty or no file."""
         self.path = path
-        self.fd = open_file(path)
-        try:
-            facts = os.fstat(self.fd)
-            self.nbytes, self._identity = facts.st_size, (facts.st_dev, facts.st_ino)
-            self._map = mmap.mmap(self.fd, self.nbytes)
-        except (OSError, ValueError):
-            os.close(self.fd)
-            raise
+        self._file: _OpenFile | None = _OpenFile(open_file(path))
+        facts = os.fstat(self.fd)
+        self.nbytes, self._identity = facts.st_size, (facts.st_dev, facts.st_ino)
+        self._map = mmap.mmap(self.fd, self.nbytes)
         self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(self._anchor)
         self.view = memoryview(self._map)
 
-    def prefault(self) -> None:
+    @property
+    def fd(self) -> int:
+        """-1 when it is closed."""
+        return -1 if self._file is None else self._file.number
+
+    def prefault(self, at: int = 0, nbytes: int | None = None) -> None:
         """Map every page now: a first touch later costs twenty times the copy."""
-        if _libc.madvise(self.address, self.nbytes, _MADV_POPULATE_WRITE) != 0:
-            for at in range(0, self.nbytes, mmap.PAGESIZE):  # an older kernel
-                self._map[at] = self._map[at]
+        end = self.nbytes if nbytes is None else at + nbytes
+        at -= at % mmap.PAGESIZE
+        if at < end and _libc.madvise(self.address + at, end - at, MADV_POPULATE_WRITE) != 0:
+            for touched in range(at, end, mmap.PAGESIZE):  # an older kernel
+                self._map[touched] = self._map[touched]
+
+    def punch(self, at: int, nbytes: int) -> None:
+        first, end = round_up(at, mmap.PAGESIZE), (at + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if first >= end:
+            self.view[at : at + nbytes] = bytes(nbytes)
+            return
+        self.view[at:first] = bytes(first - at)
+        self.view[end : at + nbytes] = bytes(at + nbytes - end)
+        if _libc.madvise(self.address + first, end - first, _MADV_REMOVE) != 0:
+            # A filesystem that gives nothing back, as no tmpfs is.
+            _libc.memset(self.address + first, 0, end - first)
+
+    def has_holes(self) -> bool:
+        facts = os.fstat(self.fd)
+        return facts.st_blocks * 512 < facts.st_size
 
     def lock(self, exclusive: bool) -> bool:
         """Try to take the file's flock for this open file; False when others hold it."""
@@ -124,6 +180,15 @@ class MappedFile:
 
     def put(self, at: int, data: bytes) -> None:
         self.view[at : at + len(data)] = data
+
+    def gather(self, at: int, ranges: int, count: int) -> int:
+        """`Region.gather`: the pages that are written are those of the map. GIL released."""
+        file = self._file  # held meanwhile, whoever closes it
+        written = _libc.pwritev(-1 if file is None else file.number, ranges, count, at)
+        if written < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(self.path))
+        return int(written)
 
     def is_there(self) -> bool:
         """Whether `path` still leads to this file: its number is not given to another one while it
@@ -144,7 +209,58 @@ class MappedFile:
         self._anchor = None
         with contextlib.suppress(BufferError):
             self._map.close()
-        os.close(self.fd)
+        self._file = None
+
+
+class JoinedFiles:
+    """Stretches of mapped files, one behind the other, as `ports.Region` to read from."""
+
+    def __init__(self, pieces: Sequence[tuple[MappedFile, int, int]]) -> None:
+        """Raises OSError."""
+        self.path = pieces[0][0].path
+        self.is_there = pieces[0][0].is_there
+        self.nbytes = sum(nbytes for _, _, nbytes in pieces)
+        # A map of Python's own lends its addresses: it knows who still looks into it.
+        self._map = mmap.mmap(-1, self.nbytes)
+        self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self._map)
+        self.address = ctypes.addressof(self._anchor)
+        self.view = memoryview(self._map)
+        at = self.address
+        for region, offset, nbytes in pieces:
+            flags, access = mmap.MAP_SHARED | _MAP_FIXED, mmap.PROT_READ | mmap.PROT_WRITE
+            if _libc.mmap(at, nbytes, access, flags, region.fd, offset) == _MAP_FAILED:
+                error = OSError(ctypes.get_errno(), f"{region.path}: cannot be mapped")
+                self.close()
+                raise error
+            at += nbytes
+
+    def prefault(self, at: int = 0, nbytes: int | None = None) -> None:
+        """It is read once."""
+
+    def punch(self, at: int, nbytes: int) -> None:
+        raise AssertionError("several files' memory is not given up by whoever reads it")
+
+    def has_holes(self) -> bool:
+        return False
+
+    def lock(self, exclusive: bool) -> bool:
+        raise AssertionError("several files are locked one by one")
+
+    def unlock(self) -> None:
+        """It has no lock."""
+
+    def put(self, at: int, data: bytes) -> None:
+        raise AssertionError("several files are only read")
+
+    def gather(self, at: int, ranges: int, count: int) -> int:
+        raise AssertionError("several files are only read")
+
+    def close(self) -> None:
+        """See `MappedFile`."""
+        self.view.release()
+        self._anchor = None
+        with contextlib.suppress(BufferError):
+            self._map.close()
 
 
 class SharedMemory:
@@ -169,6 +285,7 @@ class SharedMemory:
             self.remove(path)
             fd = open_file(path, os.O_CREAT)
         try:
+            take_huge_pages(fd, path.resolve(), nbytes)
             os.posix_fallocate(fd, 0, nbytes)
         except OSError as error:
             path.unlink(missing_ok=True)
@@ -190,6 +307,14 @@ class SharedMemory:
         finally:
             os.close(fd)
         return MappedFile(path)
+
+    def join(self, pieces: Sequence[tuple[Region, int, int]]) -> JoinedFiles:
+        mapped = []
+        for region, at, nbytes in pieces:
+            assert isinstance(region, MappedFile) and at % mmap.PAGESIZE == 0
+            mapped.append((region, at, nbytes))
+        assert all(nbytes % mmap.PAGESIZE == 0 for _, _, nbytes in mapped[:-1])
+        return JoinedFiles(mapped)
 
     def names(self, directory: Path) -> list[str]:
         # not `Path.glob`: it raises when a directory vanishes while it looks (Python 3.11)
@@ -217,7 +342,7 @@ class SharedMemory:
             found = path.stat()
         except OSError:
             return 0
-        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+        return min(found.st_size, found.st_blocks * 512) if stat.S_ISREG(found.st_mode) else 0
 
     def free_bytes(self, directory: Path) -> int:
         facts = os.statvfs(directory)

@@ -2,70 +2,100 @@
 
 Comes in: what lies where, by address. Goes out: the bytes in the slot, and the checksums of the
 blocks that were hashed, for `Slot.write_table`. When somebody waits for the copy, the rest of it is
-copied alone: its hash is nothing to wait for.
+copied alone: its hash is nothing to wait for. A block that another rank keeps is not copied but
+hashed where it lies, always: later its bytes are gone.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import NamedTuple
+import ctypes
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
 
 from keepstep.coding.checksum import running_checksum
-from keepstep.edge.shm.memory import copy_all
+from keepstep.edge.shm import copy_table
+from keepstep.edge.shm.copy_table import CopyTable, Move
 from keepstep.edge.shm.slot import Slot
-from keepstep.model.units import MIB
 
-# Half of a usual second-level cache. Smaller ones gain nothing, and each costs the GIL twice.
-WINDOW_BYTES = MIB
-
-
-class SlotCopy(NamedTuple):
-    """So many bytes from an address to an offset in the payload."""
-
-    offset: int
-    source: int
-    nbytes: int
+_offset = attrgetter("offset")
 
 
 def copy_and_hash(
     slot: Slot,
-    copies: Iterable[SlotCopy],
+    tables: Sequence[CopyTable],
     payload_bytes: int,
     not_yet: Collection[int],
     is_awaited: Callable[[], bool],
+    lacking: Collection[int] = (),
+    look: Callable[[int], None] | None = None,
 ) -> dict[int, int]:
-    """Make these copies, which do not overlap. Returns the checksums of payload blocks, by their
-    number, of which all bytes are there then.
+    """Make the copies of these tables, which do not overlap. Returns the checksums of payload
+    blocks, by their number, of which all bytes are there then, and of those that are `lacking`:
+    these are not copied, and what lies between the copies is hashed as zeros.
 
     `not_yet`: blocks that somebody else still writes. `is_awaited`: whether somebody waits for the
-    copies; asked again and again.
+    copies; asked again and again. `look`: hears up to which offset the copies are there, while the
+    newest bytes are cached; not of those that were waited for. Raises OSError as `Move.make` does.
     """
-    rest = deque(sorted(copies))
-    payload, base = slot.payload, slot.payload_address
+    window_bytes = copy_table.WINDOW_BYTES
+    assert slot.block_bytes % window_bytes == 0, "moves do not end with blocks"
+    moves = sorted((move for table in tables for move in table.moves), key=_offset, reverse=True)
+    payload = slot.payload
     known: dict[int, int] = {}
     for block, begin in enumerate(range(0, payload_bytes, slot.block_bytes)):
         end = min(begin + slot.block_bytes, payload_bytes)
+        if block in lacking:
+            known[block] = _sum_in_place(_before(moves, end), begin, end)
+            continue
         running = running_checksum()
-        for at in range(begin, end, WINDOW_BYTES):
+        for at in range(begin, end, window_bytes):
             if is_awaited():
-                copy_all((base + offset, source, nbytes) for offset, source, nbytes in rest)
+                known.update(_make_rest(slot, moves, payload_bytes, lacking))
                 return known
-            stop = min(at + WINDOW_BYTES, end)
-            copy_all((base + o, source, nbytes) for o, source, nbytes in _before(rest, stop))
+            stop = min(at + window_bytes, end)
+            _make_before(moves, stop, slot)
             if block not in not_yet:
                 running.update(payload[at:stop])
+            if look is not None:
+                look(stop)
         if block not in not_yet:
             known[block] = running.intdigest()
     return known
 
 
-def _before(rest: deque[SlotCopy], stop: int) -> Iterator[SlotCopy]:
-    """Takes from the front what goes to offsets before `stop`."""
-    while rest and rest[0].offset < stop:
-        whole = rest.popleft()
-        nbytes = min(whole.nbytes, stop - whole.offset)
-        if nbytes < whole.nbytes:
-            left = whole.nbytes - nbytes
-            rest.appendleft(SlotCopy(whole.offset + nbytes, whole.source + nbytes, left))
-        yield SlotCopy(whole.offset, whole.source, nbytes)
+def _make_rest(
+    slot: Slot, moves: list[Move], payload_bytes: int, lacking: Collection[int]
+) -> dict[int, int]:
+    """Without hashing, but for what lies with other ranks."""
+    size = slot.block_bytes
+    known: dict[int, int] = {}
+    for block in sorted(lacking):
+        if moves and moves[-1].offset < (block + 1) * size:
+            _make_before(moves, block * size, slot)
+            end = min((block + 1) * size, payload_bytes)
+            known[block] = _sum_in_place(_before(moves, end), block * size, end)
+    _make_before(moves, payload_bytes, slot)
+    return known
+
+
+def _make_before(moves: list[Move], stop: int, slot: Slot) -> None:
+    for move in _before(moves, stop):
+        move.make(slot)
+
+
+def _before(moves: list[Move], stop: int) -> Iterator[Move]:
+    """Takes from the end, where the first ones are, what goes to offsets before `stop`."""
+    while moves and moves[-1].offset < stop:
+        yield moves.pop()
+
+
+def _sum_in_place(moves: Iterable[Move], begin: int, end: int) -> int:
+    """The checksum of a block as it would be in the slot."""
+    running, at = running_checksum(), begin
+    for offset, source, nbytes in chain.from_iterable(move.copies for move in moves):
+        running.update(bytes(offset - at))
+        running.update((ctypes.c_char * nbytes).from_address(source))
+        at = offset + nbytes
+    running.update(bytes(end - at))
+    return running.intdigest()

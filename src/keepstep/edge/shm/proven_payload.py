@@ -2,15 +2,18 @@
 
 Comes in: a sealed slot that its reader has locked. Goes out: bytes of blocks whose checksum was
 right, in a bounded number of blocks. Reads the file and not the map, whose pages would all stay in
-the reader's memory.
+the reader's memory; where other ranks keep some of the blocks, a map of all those files.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 
 from keepstep.coding.checksum import checksum
+from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
+from keepstep.edge.shm.whole import whole
 from keepstep.errors import DamageError
 from keepstep.model.units import PAGE_BYTES
 
@@ -22,19 +25,24 @@ class ProvenPayload:
 
     def __init__(self, slot: Slot) -> None:
         """Proves header, table and manifest. Raises DamageError, LookupError when it holds no
-        snapshot, OSError."""
+        snapshot or what other ranks keep of it is not there, OSError."""
         self.header = slot.verify_frame()
         self.layout = slot.manifest(self.header)
         self.path = slot.path
         self._table = slot.table(self.header)
         self._at = PAGE_BYTES
         self._cache: dict[int, bytearray] = {}
+        self._opened = ExitStack()
+        self._joined: Slot | None = None
+        if self.header.lacking:
+            self._joined = self._opened.enter_context(whole(MEMORY, slot))
         self._fd = os.open(slot.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         if not slot.is_there():
             self.close()
             raise LookupError(f"{slot.path} was replaced while it was opened")
 
     def close(self) -> None:
+        self._opened.close()
         os.close(self._fd)
 
     def read_into(self, offset: int, target: memoryview) -> None:
@@ -60,7 +68,11 @@ class ProvenPayload:
         assert nbytes > 0, f"block {number} lies behind the payload"
         if len(data) != nbytes:
             data = bytearray(nbytes)
-        found_bytes = os.preadv(self._fd, [data], self._at + start)
+        if self._joined is None:
+            found_bytes = os.preadv(self._fd, [data], self._at + start)
+        else:
+            data[:] = self._joined.payload[start : start + nbytes]
+            found_bytes = nbytes
         found, want = checksum(data), self._table[number]
         if found_bytes != nbytes or found != want:
             raise DamageError(

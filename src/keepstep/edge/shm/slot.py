@@ -2,11 +2,14 @@
 
     page 0      header: state, identity, step, sizes, checksums; its last 8 bytes checksum the page
     payload     tensors and the pickled tree, as the layout says (capacity rounded to pages)
-    table       one checksum a payload block
+    table       one checksum a payload block, of those that lie with other ranks, too
     manifest    the layout as JSON
 
 Order of writing: header WRITING, payload, table, manifest, header SEALED. A kill anywhere leaves a
 slot that says WRITING or fails its header checksum, never one that says SEALED and is not.
+
+Blocks that another rank keeps (`SlotHeader.lacking`) are holes in the file: they read as zeros, and
+`whole.py` puts the other's in their place.
 
 One writer (the rank's session), any number of readers in other processes. Readers map the file on
 their own, compare the header before and after (`sequence`), and hold `flock(LOCK_SH)` when they
@@ -16,9 +19,7 @@ need it to stand still.
 from __future__ import annotations
 
 import contextlib
-import math
 import re
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -33,42 +34,28 @@ from keepstep.coding.checksum import (
     pack_table,
     unpack_table,
 )
+from keepstep.edge.shm.slot_header import (
+    CHECK_AT,
+    EMPTY,
+    MAGIC,
+    capacities_of,
+    claim_of,
+    is_unchanged,
+    page_of,
+    parse_page,
+    sequence_of,
+    would_be_sound,
+)
 from keepstep.errors import DamageError, IdentityError
 from keepstep.model.layout import Layout, layout_from_text
+from keepstep.model.shares import Share, bits_of, blocks_of, runs_of
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import PAGE_BYTES, round_up
 from keepstep.model.wire import Part
 from keepstep.ports import Memory, Region
 
-MAGIC = b"KEEPSLOT"
-FORMAT = 2
-_HEADER = struct.Struct("<8sIIQ16s16sIIQqqQQIQQQqdQQ")
-_CHECK = struct.Struct("<Q")
-_CHECK_AT = PAGE_BYTES - _CHECK.size  # its last bytes
-_CAPACITY = struct.Struct("<QQ")  # and again
-_STATES = tuple(SlotState)  # by their numbers
-_CLAIM = struct.Struct("<12xI56xqq")  # of a header: state, step, epoch
-_SEQUENCE = struct.Struct("<16xQ")  # likewise
 _RANK_NAME = re.compile(r"rank-(\d{5,9})", re.ASCII)
 _SLOT_NUMBERS = {f"slot-{index}": index for index in range(10)}
-EMPTY = SlotHeader(
-    SlotState.EMPTY,
-    0,
-    bytes(16),
-    bytes(16),
-    0,
-    0,
-    0,
-    Stamp(-1, 0),
-    0,
-    0,
-    BLOCK_BYTES,
-    0,
-    0,
-    0,
-    0,
-    math.nan,
-)
 
 
 # asked for at every look at a page or slot, and making a path costs as much as reading a page
@@ -129,12 +116,14 @@ def _offsets(payload_capacity: int, block_bytes: int) -> tuple[int, int]:
 class Slot:
     """One mapped slot file."""
 
-    def __init__(self, memory: Memory, path: Path) -> None:
-        """Map an existing slot. Raises DamageError when the file is no slot, OSError when there is
-        none."""
+    def __init__(self, memory: Memory, path: Path, joined: Region | None = None) -> None:
+        """Map an existing slot. `joined`: a map of it in which nothing is lacking. Raises
+        DamageError when the file is no slot, OSError when there is none."""
+        self._memory = memory
         self.block_bytes = memory.block_bytes
+        self._is_joined = joined is not None
         try:
-            self._region: Region = memory.open(path)
+            self._region: Region = joined or memory.open(path)
         except ValueError as error:
             raise DamageError(f"{path}: expected a slot, found none: {error}") from error
         try:
@@ -160,7 +149,7 @@ class Slot:
         fresh = path.with_name(path.name + ".new")
         region = memory.create(fresh, slot_bytes(capacity, manifest_capacity, memory.block_bytes))
         empty = EMPTY._replace(block_bytes=memory.block_bytes)
-        region.view[:PAGE_BYTES] = _page(empty, capacity)
+        region.view[:PAGE_BYTES] = page_of(empty, capacity)
         region.close()
         memory.rename(fresh, path)
         slot = cls(memory, path)
@@ -169,8 +158,44 @@ class Slot:
 
     def prefault(self) -> None:
         """Map every page of an adopted slot now, so that the first copy into it is not the slow
-        one."""
-        self._region.prefault()
+        one. What it lacks stays a hole."""
+        end = len(self._region.view)
+        at = 0
+        for first, count in runs_of(self.lacking()):
+            hole = self._place_of(first)[0]
+            self._region.prefault(at, hole - at)
+            at = min(end, hole + count * self.block_bytes)
+        self._region.prefault(at, end - at)
+
+    def _place_of(self, block: int) -> tuple[int, int]:
+        """Where in the file a block of the payload begins and, at the latest, ends."""
+        at = PAGE_BYTES + block * self.block_bytes
+        return at, min(at + self.block_bytes, PAGE_BYTES + self.capacity)
+
+    def lacking(self) -> frozenset[int]:
+        """The blocks that are not in this file. Where the header does not prove, and the file has
+        holes, all may be."""
+        return frozenset() if self._is_joined else blocks_of(self._holes())
+
+    def _holes(self) -> bytes:
+        """The same, as a bitmap."""
+        try:
+            return self.header().lacking
+        except DamageError:
+            all_blocks = range(-(-self.capacity // self.block_bytes))
+            return bits_of(all_blocks) if self._region.has_holes() else b""
+
+    def shed(self, blocks: frozenset[int]) -> None:
+        """Give up the memory of these blocks of the payload, in which nothing is kept from here on.
+        The slot is being written, and lacks none but some of these."""
+        header, lacks = self.header(), self.lacking()
+        assert header.state is SlotState.WRITING and lacks <= blocks, f"{lacks - blocks} are holes"
+        if lacks == blocks:
+            return
+        self._write(header._replace(lacking=bits_of(blocks)))  # first: a hole must be known
+        for first, count in runs_of(blocks - lacks):
+            at = self._place_of(first)[0]
+            self._region.punch(at, self._place_of(first + count - 1)[1] - at)
 
     def _measure(self) -> tuple[int, int, int]:
         """The payload's capacity, where the table begins, and where the manifest does."""
@@ -180,10 +205,10 @@ class Slot:
         view = self._region.view
         if len(view) < PAGE_BYTES:
             raise DamageError(f"{self._region.path}: expected a slot, found {len(view)} bytes")
-        capacity, again = _CAPACITY.unpack_from(view, _HEADER.size - 16)
+        capacity, again = capacities_of(view)
         if bytes(view[:8]) != MAGIC or capacity != again:
             page = bytes(view[:PAGE_BYTES])
-            capacity = again = next((c for c in (capacity, again) if _fits(page, c)), -1)
+            capacity = again = next((c for c in (capacity, again) if would_be_sound(page, c)), -1)
         if capacity < 0:
             raise DamageError(
                 f"{self._region.path}: expected a slot ({MAGIC!r}), found "
@@ -204,39 +229,55 @@ class Slot:
         """The whole payload area; only `payload_bytes` of it are in use."""
         return self._region.view[PAGE_BYTES : PAGE_BYTES + self.capacity]
 
+    def gather(self, offset: int, ranges: int, count: int) -> int:
+        """`Region.gather` into the payload."""
+        return self._region.gather(PAGE_BYTES + offset, ranges, count)
+
     def claims(self, stamp: Stamp) -> bool:
         """Whether the page says that it is a snapshot of `stamp`. A glance, for who then proves it:
         a damaged page may claim anything."""
-        return _CLAIM.unpack_from(self._region.view) == (SlotState.SEALED, stamp.step, stamp.epoch)
+        return claim_of(self._region.view) == (SlotState.SEALED, stamp.step, stamp.epoch)
 
     def header(self) -> SlotHeader:
         """Raises DamageError when the page fails its checksum."""
         view, known = self._region.view, self._known
-        if known is not None and _is_unchanged(view, known[0]):
+        if known is not None and is_unchanged(view, known[0]):
             return known[1]
         page = bytes(view[:PAGE_BYTES])
         header = parse_page(page, self.path)
-        self._known = page[_CHECK_AT:], header
+        self._known = page[CHECK_AT:], header
         return header
 
     def _write(self, header: SlotHeader) -> None:
-        page = _page(header, self.capacity)
-        self._known = page[_CHECK_AT:], header
+        page = page_of(header, self.capacity)
+        self._known = page[CHECK_AT:], header
         self._region.put(0, page)
 
     def _sequence(self) -> int:
         known = self._known
-        if known is not None and _SEQUENCE.unpack_from(self._region.view)[0] == known[1].sequence:
+        if known is not None and sequence_of(self._region.view) == known[1].sequence:
             return known[1].sequence  # as this map has read or written it: the page need not prove
         try:
             return self.header().sequence
         except DamageError:
             return 0
 
+    def clear_gaps(self, layout: Layout) -> None:
+        """Zeros between the tensors of a layout, where the slot lacks nothing."""
+        lacks, size = self.lacking(), self.block_bytes
+        at = 0
+        for segment in (*layout.segments, None):
+            begin = layout.objects_offset if segment is None else segment.offset
+            if begin > at and at // size not in lacks:  # no gap is as long as to end in another one
+                self.payload[at:begin] = bytes(begin - at)
+            at = begin if segment is None else segment.end
+
     def _blank(self, **who: Any) -> SlotHeader:
-        """Of a slot that holds nothing any more."""
-        sequence = self._sequence() + 1
-        return EMPTY._replace(sequence=sequence, block_bytes=self.block_bytes, **who)
+        """Of a slot that holds nothing any more. Its holes stay."""
+        lacking = self._holes()
+        return EMPTY._replace(
+            sequence=self._sequence() + 1, block_bytes=self.block_bytes, lacking=lacking, **who
+        )
 
     def begin(
         self, job_hash: bytes, rank: int, world_size: int, incarnation: int, stamp: Stamp
@@ -252,6 +293,21 @@ class Slot:
                 stamp=stamp,
             )
         )
+
+    def joined(self, keepers: Sequence[Slot]) -> Slot:
+        """This slot with each block of the payload taken from one of these, to read from; the last
+        one, and all behind the payload, are its own. Close it before them."""
+        stretches: list[tuple[Region, int, int]] = [(self._region, 0, PAGE_BYTES)]
+        for block, keeper in enumerate(keepers):
+            at, end = self._place_of(block)
+            last = stretches[-1]
+            if last[0] is keeper._region and last[1] + last[2] == at:
+                stretches[-1] = (last[0], last[1], last[2] + end - at)
+            else:
+                stretches.append((keeper._region, at, end - at))
+        end = sum(nbytes for _, _, nbytes in stretches)
+        stretches.append((self._region, end, len(self._region.view) - end))
+        return Slot(self._memory, self.path, self._memory.join(stretches))
 
     def part(self, part: Part, header: SlotHeader) -> memoryview:
         """The bytes of an object as `header` gives its size; of the header, the page. META lies in
@@ -293,8 +349,17 @@ class Slot:
             manifest_checksum=checksum(manifest),
         )
 
-    def seal(self, header: SlotHeader, layout_hash: str, loss: float, wall_ns: int) -> None:
-        """The last write: the slot is a snapshot from here on."""
+    def seal(
+        self,
+        header: SlotHeader,
+        layout_hash: str,
+        loss: float,
+        wall_ns: int,
+        share: Share | None = None,
+        replicas: tuple[int, int] = (0, 0),
+    ) -> None:
+        """The last write: the slot is a snapshot from here on. `replicas`: group and digest, as in
+        `SlotHeader`."""
         assert header.state is SlotState.WRITING
         self._write(
             header._replace(
@@ -303,6 +368,9 @@ class Slot:
                 layout_hash=bytes.fromhex(layout_hash),
                 sealed_wall_ns=wall_ns,
                 loss=loss,
+                share=share,
+                replica_group=replicas[0],
+                digest=replicas[1],
             )
         )
 
@@ -360,8 +428,8 @@ class Slot:
         return header
 
     def verify_bytes(self, threads: int = 1) -> tuple[SlotHeader, bytes]:
-        """Prove a sealed slot: header, manifest, table, every block. Raises DamageError naming what
-        differs. Returns header and manifest.
+        """Prove a sealed slot: header, manifest, table, every block that it does not lack. Raises
+        DamageError naming what differs. Returns header and manifest.
 
         Raises LookupError when the slot holds no snapshot, or was overwritten while being read.
         """
@@ -369,7 +437,9 @@ class Slot:
         with self._read_whole(header):
             manifest = self.manifest_text(header)
             payload = self.payload[: header.payload_bytes]
-            wrong = first_mismatch(payload, self.table(header), header.block_bytes, threads)
+            wrong = first_mismatch(
+                payload, self.table(header), header.block_bytes, threads, self.lacking()
+            )
             if wrong:
                 block, want, found = wrong
                 at = block * header.block_bytes
@@ -412,75 +482,6 @@ class Slot:
         while self._before_close:
             self._before_close.pop()()
         self._region.close()
-
-
-def parse_page(page: bytes, path: Path) -> SlotHeader:
-    """What a header page says; `path` is named when it is damaged. Raises DamageError."""
-    found, want = checksum(memoryview(page)[:_CHECK_AT]), _check_of(page)
-    if found != want:
-        raise DamageError(
-            f"{path}: header damaged: checksum expected {want:016x}, found {found:016x}"
-        )
-    magic, fmt, state, *rest = _HEADER.unpack_from(page)
-    if magic != MAGIC or fmt != FORMAT:
-        raise DamageError(f"{path}: expected slot format {FORMAT}, found {fmt}")
-    sequence, job, layout, rank, world, incarnation, step, epoch, *sizes, wall, loss, _, _ = rest
-    who = (job, layout, rank, world, incarnation, Stamp(step, epoch))
-    if state >= len(_STATES):
-        raise DamageError(f"{path}: expected a state of {len(_STATES)}, found {state}")
-    return SlotHeader._make((_STATES[state], sequence, *who, *sizes, wall, loss))
-
-
-def _is_unchanged(view: memoryview, check: bytes) -> bool:
-    """Whether the page ends with this checksum, and has it: proven where it lies."""
-    return view[_CHECK_AT:PAGE_BYTES] == check and (
-        _CHECK.pack(checksum(view[:_CHECK_AT])) == check
-    )
-
-
-def _check_of(page: bytes) -> int:
-    """What its last bytes say."""
-    (said,) = _CHECK.unpack_from(page, _CHECK_AT)
-    return int(said)
-
-
-def _fits(page: bytes, capacity: int) -> bool:
-    """Whether the page would be sound with its magic and this capacity in it."""
-    words = _CAPACITY.pack(capacity, capacity)
-    sound = MAGIC + page[8 : _HEADER.size - 16] + words + page[_HEADER.size : -8]
-    return _CHECK.pack(checksum(sound)) == page[-8:]
-
-
-def capacity_of(page: bytes) -> int:
-    """The payload capacity a header page tells."""
-    return int(struct.unpack_from("<Q", page, _HEADER.size - 16)[0])
-
-
-def _page(header: SlotHeader, capacity: int) -> bytes:
-    body = _HEADER.pack(
-        MAGIC,
-        FORMAT,
-        header.state,
-        header.sequence,
-        header.job_hash,
-        header.layout_hash,
-        header.rank,
-        header.world_size,
-        header.incarnation,
-        header.stamp.step,
-        header.stamp.epoch,
-        header.payload_bytes,
-        header.manifest_bytes,
-        header.block_bytes,
-        header.block_count,
-        header.table_checksum,
-        header.manifest_checksum,
-        header.sealed_wall_ns,
-        header.loss,
-        capacity,
-        capacity,
-    ).ljust(_CHECK_AT, b"\0")
-    return body + _CHECK.pack(checksum(body))
 
 
 def check_identity(header: SlotHeader, path: Path, job: str, job_hash: bytes, rank: int) -> None:

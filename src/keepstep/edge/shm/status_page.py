@@ -16,12 +16,13 @@ from typing import Any
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.shm.double_buffered_page import DoubleBufferedPage
 from keepstep.edge.shm.slot import rank_dir, ranks_in
+from keepstep.model.shares import Share
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
 from keepstep.ports import Clock, Memory
 
 MAX_SLOTS = 8
-_FIXED = struct.Struct("<IIQQQI4x3q3Q6Q QdQ II".replace(" ", ""))
-_SLOT = struct.Struct("<I4xqQ")
+_FIXED = struct.Struct("<IIQQQI4x3q3Q6Q QdQ II QQQ".replace(" ", ""))
+_SLOT = struct.Struct("<IiqQQQ")
 # by their numbers: several times as fast as asking the enum
 _PHASES, _STATES = tuple(Phase), tuple(SlotState)
 
@@ -29,9 +30,14 @@ BLANK = RankStatus(
     0, 0, 0, 0, 0, Phase.STARTING, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, math.nan, ()
 )
 _INDEX = {name: index for index, name in enumerate(RankStatus._fields)}
-_UPDATED, _SLOTS, _COLLECTIVE, _SPAN = (
-    _INDEX[name] for name in ("updated_mono_ns", "slots", "collective", "span_steps")
+_UPDATED, _SLOTS, _COLLECTIVE, _SPAN, _PLAN, _KEPT, _GROUP = (
+    _INDEX[name]
+    for name in (
+        *("updated_mono_ns", "slots", "collective", "span_steps"),
+        *("share_plan", "kept_bytes", "replica_group"),
+    )
 )
+_UNSHARED = -1  # in the place of `Share.ranks`
 
 
 @lru_cache(maxsize=1 << 14)
@@ -89,7 +95,8 @@ class StatusPage:
             if slots is not self._packed[0]:
                 self._packed = slots, _pack_slots(slots)
             counts = values[_COLLECTIVE], len(slots), values[_SPAN]
-            self._page.write(_FIXED.pack(*values[:_SLOTS], *counts) + self._packed[1])
+            shared = values[_PLAN], values[_KEPT], values[_GROUP]
+            self._page.write(_FIXED.pack(*values[:_SLOTS], *counts, *shared) + self._packed[1])
             return RankStatus._make(values)
 
     def read(self) -> RankStatus | None:
@@ -135,6 +142,11 @@ class StatusPages:
         page, is_there = self._find(rank)
         return page.read() if page is not None and is_there else None
 
+    def alive(self, rank: int) -> bool:
+        """Whether a living process owns the page that `read` reads."""
+        page, is_there = self._find(rank)
+        return page is not None and is_there and page.alive()
+
     def read_mapped(self, rank: int) -> tuple[RankStatus | None, bool]:
         """The same, also of a page that somebody has removed while it was written: who writes it
         has it mapped, too. And whether that is so."""
@@ -172,14 +184,21 @@ class StatusPages:
 
 
 def _pack_slots(slots: tuple[SlotView, ...]) -> bytes:
-    return b"".join([_SLOT.pack(state, *stamp) for state, stamp, _ in slots])
+    return b"".join(
+        [
+            _SLOT.pack(state, _UNSHARED, *stamp, 0, digest)
+            if share is None
+            else _SLOT.pack(state, share.ranks, *stamp, share.digest, digest)
+            for state, stamp, _, share, digest in slots
+        ]
+    )
 
 
 def _unpack(body: bytes) -> RankStatus:
-    *fields, collective, count, span_steps = _FIXED.unpack_from(body)
+    *fields, collective, count, span_steps, plan, kept, group = _FIXED.unpack_from(body)
     fields[5] = _PHASES[fields[5]]
     views = _unpack_slots(body[_FIXED.size : _FIXED.size + count * _SLOT.size])
-    return RankStatus._make((*fields, views, collective, span_steps))
+    return RankStatus._make((*fields, views, collective, span_steps, plan, kept, group))
 
 
 @lru_cache(maxsize=1 << 8)
@@ -187,7 +206,12 @@ def _unpack_slots(body: bytes) -> tuple[SlotView, ...]:
     """Kept: a page changes more often than its slots, and ranks of one step hold the same."""
     return tuple(
         [
-            SlotView(_STATES[state], Stamp(step, epoch))
-            for state, step, epoch in _SLOT.iter_unpack(body)
+            SlotView(
+                _STATES[state],
+                Stamp(step, epoch),
+                share=None if ranks == _UNSHARED else Share(shared, ranks),
+                digest=digest,
+            )
+            for state, ranks, step, epoch, shared, digest in _SLOT.iter_unpack(body)
         ]
     )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from keepstep.errors import MemoryBudgetError
 from keepstep.ports import Memory
+
+T = TypeVar("T")
 
 
 def write_text(memory: Memory, path: Path, text: bytes) -> bool:
@@ -35,3 +39,12 @@ def read_text(memory: Memory, path: Path) -> bytes | None:
         return bytes(region.view)
     finally:
         region.close()
+
+
+def read_as(memory: Memory, path: Path, parse: Callable[[bytes], T]) -> T | None:
+    """What `parse` makes of it; None when there is none, or nothing that it knows (ValueError)."""
+    text = read_text(memory, path)
+    try:
+        return None if text is None else parse(text)
+    except ValueError:
+        return None

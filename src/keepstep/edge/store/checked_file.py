@@ -17,6 +17,8 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import xxhash
@@ -25,6 +27,7 @@ from fsspec.implementations.local import LocalFileSystem
 from keepstep.edge.store.manifest import FileSum
 from keepstep.edge.store.signer import BlockSignature, Signer
 from keepstep.errors import DamageError, StoreError
+from keepstep.model.decoding import on_a_screen
 from keepstep.model.units import GIB, MIB, human_bytes
 
 BLOCK_BYTES = 4 * MIB
@@ -54,6 +57,7 @@ class FilePlace:
             try:
                 return int(self.fs.size(self.path))
             except FileNotFoundError:
+                check_is_not_behind_a_link(self.fs, self.path)
                 return None
 
 
@@ -87,7 +91,7 @@ class SummedFile(io.RawIOBase):
         self._begin_block()
         self._file: Any = None
         with self._noted():
-            self._file = place.fs.open(place.path, "wb")
+            self._file = _opened_new(place)
 
     def writable(self) -> bool:
         return True
@@ -155,6 +159,32 @@ class SummedFile(io.RawIOBase):
         except StoreError as error:
             self._ledger.failed(error)
             raise
+
+
+def _opened_new(place: FilePlace) -> Any:
+    """To write to. On a disk it is a file that was not there, in a directory that is one: whoever
+    may write to the store could have put a link there, to this user's files elsewhere."""
+    if not isinstance(place.fs, LocalFileSystem):
+        return place.fs.open(place.path, "wb")
+    directory, name = os.path.split(place.path)
+    with own_directory(directory) as fd:
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=fd)
+        return open(name, "xb", opener=partial(_without_links, fd))
+
+
+def _without_links(directory: int, name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=directory)
+
+
+@contextmanager
+def own_directory(path: str) -> Iterator[int]:
+    """Its descriptor, for what is done in it. Raises OSError where a link stands in its place."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 class SeekableFile(io.RawIOBase):
@@ -268,8 +298,30 @@ def read_whole(fs: Any, path: str, where: str) -> bytes | None:
                 )
         raw: bytes = fs.cat_file(path)
     except FileNotFoundError:
+        check_is_not_behind_a_link(fs, path)
         return None
     return raw
+
+
+def is_there(fs: Any, path: str) -> bool:
+    """Raises OSError when that cannot be seen."""
+    try:
+        fs.info(path)
+    except (FileNotFoundError, NotADirectoryError):
+        check_is_not_behind_a_link(fs, path)
+        return False
+    return True
+
+
+def check_is_not_behind_a_link(fs: Any, path: str) -> None:
+    """Of what was not found. Raises OSError where a link on the way leads nowhere: what it leads to
+    may be a disk that is not mounted now, and that is not the same as nothing."""
+    if isinstance(fs, LocalFileSystem):
+        for each in (Path(path), *Path(path).parents):
+            if each.is_symlink() and not each.exists():
+                raise OSError(
+                    errno.ENXIO, "expected what the link leads to, found nothing", str(each)
+                )
 
 
 def _kind(about: dict[str, Any]) -> str:
@@ -333,15 +385,24 @@ def store_errors(doing: str, root: str = "") -> Iterator[None]:
             and os.path.isdir(root)
         ):
             room = f" with {human_bytes(shutil.disk_usage(root).free)} free"
-        raise StoreError(
-            f"{doing}: expected it to succeed, found {type(error).__name__}: {error}{room}"
-        ) from error
+        told = on_a_screen(f"{type(error).__name__}: {error}")  # the server's words may be in it
+        raise StoreError(f"{doing}: expected it to succeed, found {told}{room}") from error
+
+
+# Filesystems turn most of what a service answers into OSError, and let these of their libraries
+# through: no endpoint, no credentials, an answer that ends in the middle.
+_OF_LIBRARIES = (
+    ("asyncio", ("TimeoutError",)),  # no OSError before Python 3.11
+    ("botocore.exceptions", ("BotoCoreError", "ClientError")),
+    ("aiohttp", ("ClientError",)),
+    ("google.auth.exceptions", ("GoogleAuthError",)),
+    ("azure.core.exceptions", ("AzureError",)),
+)
 
 
 def _trouble() -> tuple[type[BaseException], ...]:
-    # s3fs turns what the service answers into OSError, but lets botocore's own errors (no endpoint,
-    # no credentials) through.
-    botocore = sys.modules.get("botocore.exceptions")
-    return (
-        (OSError,) if botocore is None else (OSError, botocore.BotoCoreError, botocore.ClientError)
-    )
+    found: list[type[BaseException]] = [OSError]
+    for module, names in _OF_LIBRARIES:
+        if module in sys.modules:
+            found += [getattr(sys.modules[module], name) for name in names]
+    return tuple(found)

@@ -29,6 +29,7 @@ from keepstep.model.decoding import (
     a_count,
     a_file_name,
     a_list,
+    a_name,
     a_number,
     a_text,
     an_object,
@@ -191,7 +192,7 @@ def manifest_from_bytes(raw: bytes, where: str, signer: Signer | None = None) ->
     body = unseal(raw, where, sign_of(signer, "manifest"))
     with decoding(where):
         return Manifest(
-            job=a_text(body["job"]),
+            job=a_name(body["job"]),
             step=a_count(body["step"]),
             world_size=a_count(body["world_size"], least=1),
             metrics=metrics_from_json(body["metrics"]),

@@ -23,7 +23,7 @@ from keepstep.edge.store.checked_file import read_whole, store_errors
 from keepstep.edge.store.manifest import FORMAT_VERSION, seal, unseal
 from keepstep.edge.store.signer import Signer, sign_of
 from keepstep.errors import DamageError, IdentityError
-from keepstep.model.decoding import a_list, a_text, decoding
+from keepstep.model.decoding import a_list, a_name, decoding
 
 OWNER = "keepstep-owner.json"
 
@@ -71,8 +71,8 @@ def read_owner(fs: AbstractFileSystem, root: str, signer: Signer | None = None) 
             return OwnerRecord(None, is_there=False)
         body = unseal(raw, path)
         with decoding(path):
-            adopted = frozenset(map(a_text, a_list(body.get("adopted", []))))
-            record = OwnerRecord(a_text(body["job"]), is_there=True, adopted=adopted)
+            adopted = frozenset(map(a_name, a_list(body.get("adopted", []))))
+            record = OwnerRecord(a_name(body["job"]), is_there=True, adopted=adopted)
     except DamageError:
         return OwnerRecord(None, is_there=True)
     try:

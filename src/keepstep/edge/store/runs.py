@@ -5,7 +5,7 @@
     <store>/run-000002/step-...            its checkpoints
 
 Comes in: a filesystem and the store's directory. Goes out: the directory of the newest run. A run
-exists exactly when its file does, which appears by a rename. Where the job has a secret that file
+exists exactly when its file does, which appears whole. Where the job has a secret that file
 is signed: whoever else could begin a run could have the job start afresh over its checkpoints.
 """
 
@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from fsspec.spec import AbstractFileSystem
 
-from keepstep.edge.store.checked_file import read_whole, store_errors
+from keepstep.edge.store.checked_file import is_there, put_whole, read_whole, store_errors
 from keepstep.edge.store.manifest import FORMAT_VERSION, seal, unseal
 from keepstep.edge.store.signer import Signer, sign_of
 from keepstep.errors import DamageError
@@ -43,8 +43,8 @@ def runs_in(fs: AbstractFileSystem, root: str) -> Iterator[int]:
     for number in sorted((int(m[1]) for m in map(_RUN_DIR.fullmatch, names) if m), reverse=True):
         begun = f"{run_path(root, number)}/{RUN}"
         with store_errors(f"looking for {begun}"):
-            is_there = _is_there(fs, begun)
-        if is_there:
+            has_begun = is_there(fs, begun)
+        if has_begun:
             yield number
     yield FIRST
 
@@ -81,16 +81,6 @@ def begin_run(fs: AbstractFileSystem, root: str, number: int, signer: Signer | N
     path = run_path(root, number)
     with store_errors(f"beginning {path}"):
         fs.makedirs(path, exist_ok=True)
-        with fs.open(f"{path}/{RUN}.tmp", "wb") as file:
-            said = {"format": FORMAT_VERSION, "run": number}
-            file.write(seal(said, sign=sign_of(signer, "run")))
-        fs.mv(f"{path}/{RUN}.tmp", f"{path}/{RUN}")
+        said = seal({"format": FORMAT_VERSION, "run": number}, sign=sign_of(signer, "run"))
+        put_whole(fs, f"{path}/{RUN}", said, replaces=True)
     return path
-
-
-def _is_there(fs: AbstractFileSystem, path: str) -> bool:
-    try:
-        fs.info(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True

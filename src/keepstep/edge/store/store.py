@@ -7,6 +7,9 @@ last.
     <store>/step-000000001000-000002-17/keepstep.json      the manifest: a checksum of every 4 MiB
                                                            block above, and of itself
 
+    <store>/step-000000001000-000002-17/doubted.json       there when it counts no more: its numbers
+                                                           may be wrong
+
 The directory is an attempt's own: of step 1000, computed in epoch 2, the attempt 17. Of two of one
 step the higher one counts, and of those that a job has gone back behind none
 (`model/timeline.py`). Without epoch and attempt it is of an earlier version.
@@ -29,8 +32,10 @@ of nothing, after everything it names is on stable storage, and is the first to 
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from copy import copy
@@ -45,7 +50,10 @@ from keepstep.edge.store.checked_file import (
     BLOCK_BYTES,
     FilePlace,
     VerifiedFile,
+    check_is_not_behind_a_link,
     check_size,
+    is_there,
+    own_directory,
     put_whole,
     read_whole,
     rename_new,
@@ -64,6 +72,8 @@ from keepstep.model.timeline import history, left_at, timelines_of
 Which = int | CheckpointName  # a step: of its checkpoints the one that counts
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
+MOST_UNPROVEN_EPOCH = 10**9
+DOUBTED = "doubted.json"
 _STEP_DIR = re.compile(r"step-(\d{12})(?:-(\d{6,18})-(\d{1,19}))?")
 
 
@@ -90,6 +100,7 @@ class _Contents:
     unreadable: set[CheckpointName] = field(default_factory=set)
     damaged: set[CheckpointName] = field(default_factory=set)
     unfinished: set[CheckpointName] = field(default_factory=set)  # or another job's
+    doubted: set[CheckpointName] = field(default_factory=set)  # intact, and damaged all the same
 
 
 class Store:
@@ -268,7 +279,8 @@ class Store:
         StoreError when the store cannot be read."""
         found = self._read_all(jobs)
         timelines = timelines_of(found.intact)
-        counting = {manifest.step: manifest for manifest in history(found.intact)[0]}
+        counts = history(found.intact, found.doubted)[0]
+        counting = {manifest.step: manifest for manifest in counts}
         broken: dict[int, CheckpointName] = {}
         # what was never published says nothing of a step that was
         for name in sorted(found.broken, key=lambda name: (name not in found.unfinished, name)):
@@ -278,7 +290,9 @@ class Store:
             if there is None or there.name < name:
                 counting.pop(name.step, None)
                 broken[name.step] = name
-        epochs = [name.epoch for name in found.broken] + [each.epoch for each in found.intact]
+        # What proves nothing may be anybody's, and pushes no epoch out of what names can hold.
+        unproven = (name.epoch for name in found.broken if name.epoch <= MOST_UNPROVEN_EPOCH)
+        epochs = [*unproven, *(each.epoch for each in found.intact)]
         return Listing(
             checkpoints=tuple(sorted(counting.values(), key=lambda m: m.step, reverse=True)),
             broken={step: found.broken[broken[step]] for step in sorted(broken, reverse=True)},
@@ -305,6 +319,10 @@ class Store:
                     continue
                 self._check_entries(manifest, entries)
                 found.intact.append(manifest)
+                if any(entry["name"].rsplit("/", 1)[-1] == DOUBTED for entry in entries):
+                    found.broken[name] = f"{self.url(name)}: its numbers were found to be in doubt"
+                    found.doubted.add(name)
+                    found.damaged.add(name)
             except (DamageError, StoreError) as error:
                 found.broken[name] = str(error)
                 (found.unfinished if raw is None else found.damaged).add(name)
@@ -321,6 +339,7 @@ class Store:
             unfinished={step: why for step, why in listing.broken.items() if step not in known},
             unreachable={step: listing.broken[step] for step in listing.unreadable},
             epoch=listing.epoch,
+            epochs={manifest.step: manifest.name.epoch for manifest in listing.checkpoints},
         )
 
     def read_manifest(self, which: Which) -> Manifest:
@@ -435,6 +454,26 @@ class Store:
             self._fs.makedirs(self.path(name), exist_ok=True)
         return Draft(self, name, progress)
 
+    def doubt(self, first: int, before_epoch: int) -> list[str]:
+        """See `ports.Checkpoints`. The mark needs no signature: who can put it there could as well
+        remove the checkpoint."""
+        jobs = self._jobs_that_count()
+        store = self.as_taken()
+        found = store._read_all(jobs)
+        names = [
+            manifest.name
+            for manifest in found.intact
+            if manifest.step >= first and manifest.name.epoch < before_epoch
+        ]
+        marked = []
+        for name in sorted(set(names) - found.doubted):
+            raw = json.dumps({"doubted_from": first, "by_epoch": before_epoch}).encode()
+            with store_errors(f"marking {store.url(name)}", store.disk):
+                put_whole(store._fs, store.path(name, DOUBTED), raw, replaces=True)
+                store.sync_directory(store.path(name))
+            marked.append(name.directory)
+        return marked
+
     def remove(self, which: Which) -> None:
         """Remove a checkpoint, manifest first: from then on it does not exist, however far the rest
         comes. Nothing there is fine."""
@@ -451,6 +490,9 @@ class Store:
         with store_errors(f"clearing {self.url(name)}"):
             self._fs.invalidate_cache()
             with suppress(FileNotFoundError):  # nothing there, or another process clears as well
+                if self._local:
+                    _clear_on_disk(self.path(name), keep)
+                    return
                 for entry in self._fs.ls(self.path(name), detail=True):
                     if entry["type"] == "file" and not keep(entry["name"].rsplit("/", 1)[-1]):
                         self._fs.rm_file(entry["name"])
@@ -478,6 +520,7 @@ class Store:
             try:
                 paths = self._fs.ls(self._root or "/", detail=False)
             except FileNotFoundError:
+                check_is_not_behind_a_link(self._fs, self._root)
                 return []
             is_file = bool(paths) and self._fs.isfile(self._root)  # `ls` of it is the file itself
         if is_file:
@@ -489,11 +532,7 @@ class Store:
         """Raises OSError when that cannot be seen: fsspec's own `exists` says no then, and what is
         not there may be removed with all its files."""
         self._fs.invalidate_cache()
-        try:
-            self._fs.info(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
+        return is_there(self._fs, path)
 
     def rename(self, name: CheckpointName, file: str, new_file: str) -> None:
         """Raises OSError."""
@@ -516,3 +555,11 @@ class Store:
                 os.fsync(fd)
             finally:
                 os.close(fd)
+
+
+def _clear_on_disk(directory: str, keep: Callable[[str], bool]) -> None:
+    with own_directory(directory) as fd:
+        for file in os.listdir(fd):
+            is_directory = stat.S_ISDIR(os.stat(file, dir_fd=fd, follow_symlinks=False).st_mode)
+            if not is_directory and not keep(file):
+                os.unlink(file, dir_fd=fd)

@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from keepstep.edge.torch.random_stream import RandomStream, mixed, sow
+from keepstep.edge.torch.sampler_state import SamplerState, has_own_attributes
 from keepstep.errors import ConfigError
 
 
@@ -53,6 +54,17 @@ def batches_of(source: Any) -> Batches:
     return DroppedBatches(source)
 
 
+def not_repeated(source: Any) -> str:
+    """What of the batches a restart does not give as they were, in words; empty: nothing."""
+    if _takes_indices(source) or not _is_stateful(source) or not getattr(source, "num_workers", 0):
+        return ""
+    return (
+        f"{type(source).__name__} keeps its own place, and not the random numbers of its workers: "
+        "what they draw after a restart is other than it would have been. Draw from a generator "
+        "that is in the data set's own state, or use torch's DataLoader"
+    )
+
+
 def _takes_indices(source: Any) -> bool:
     """Whether what it loads follows from its samplers alone. Whoever loads in a way of its own
     (Accelerate) is asked for batches, not for its samplers."""
@@ -80,12 +92,14 @@ class BatchOrder:
         drawn_from = _once(getattr(part, "generator", None) for part in self._parts)
         self._generators = [g for g in drawn_from if isinstance(g, torch.Generator)]
         self._stateful = [s for s in _once(samplers) if _is_stateful(s)]
+        self._own = [SamplerState(s) for s in _once(samplers) if has_own_attributes(s)]
         self._begun_with = self._look()
 
     def _look(self) -> dict[str, Any]:
         return {
             "generators": [bytes(g.get_state().tolist()) for g in self._generators],
             "samplers": [copy.deepcopy(s.state_dict()) for s in self._stateful],
+            "attributes": [own.look() for own in self._own],
         }
 
     def begin(self, epoch: int, is_first_time: bool) -> None:
@@ -107,6 +121,8 @@ class BatchOrder:
             generator.set_state(torch.tensor(list(raw), dtype=torch.uint8))
         for sampler, state in zip(self._stateful, begun_with["samplers"], strict=False):
             sampler.load_state_dict(copy.deepcopy(state))
+        for own, changed in zip(self._own, begun_with.get("attributes", ()), strict=False):
+            own.put_back(changed)
 
     def state_dict(self) -> dict[str, Any]:
         """As it was when the epoch began: samplers read ahead, so where they are now says
@@ -208,10 +224,10 @@ class IndexedBatches(_Ordered):
         super().__init__(loader)
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._indices = PlacedIndices(getattr(loader, name), loader.num_workers > 0)
-        self._loader = copy.copy(loader)  # the program's own is left as it is
-        # DataLoader lets nobody exchange its samplers: they are written past its `__setattr__`.
+        # The program's own is left as it is. Each batch is seeded where it is loaded, so that
+        # workers may stay unless their data set is to hear of the epoch.
+        self._loader = _copied(loader, may_stay=not hasattr(loader.dataset, "set_epoch"))
         self._loader.__dict__[name] = self._indices
-        self._loader.__dict__["_iterator"] = None
 
     def begin(self, epoch: int, seed: int, skipped: int) -> Iterator[Any]:
         self._begin_order(epoch)
@@ -220,6 +236,17 @@ class IndexedBatches(_Ordered):
         with RandomStream(seed):
             iterator = iter(self._loader)
         return _sown(iterator, seed, skipped)
+
+
+def _copied(loader: DataLoader[Any], may_stay: bool) -> DataLoader[Any]:
+    """The same loader with an iterator of its own. Without `may_stay` its workers end with the
+    epoch: one that stays goes on with the data set and the random numbers of the epoch before,
+    which a worker that is started after a restore does not have."""
+    made = copy.copy(loader)
+    # DataLoader lets nobody exchange its parts: they are written past its `__setattr__`.
+    made.__dict__["_iterator"] = None
+    made.__dict__["persistent_workers"] = may_stay and loader.persistent_workers
+    return made
 
 
 def _sown(iterator: Iterator[Any], seed: int, first: int) -> Iterator[Any]:
@@ -242,6 +269,11 @@ class DroppedBatches(_Ordered):
     def __init__(self, source: Any) -> None:
         super().__init__(source)
         self._source = source
+        if isinstance(inner := getattr(source, "base_dataloader", None), DataLoader):
+            # Accelerate's, which hands out what the loader inside it loads.
+            inner.__dict__["persistent_workers"] = False
+        elif isinstance(source, DataLoader):
+            self._source = _copied(source, may_stay=False)
 
     def begin(self, epoch: int, seed: int, skipped: int) -> Iterator[Any]:
         self._begin_order(epoch)
@@ -267,6 +299,9 @@ def _streamed(iterator: Iterator[Any], stream: RandomStream) -> Iterator[Any]:
 
 
 class StatefulBatches:
+    """A loader's workers begin anew after a restore: what they draw at random is not drawn again
+    (`not_repeated`)."""
+
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._has_begun = False

@@ -1,5 +1,5 @@
 """Beside: what decides the next step and is in no state dict: which modules train, which parameters
-learn, and gradients.
+learn, gradients, and in which groups DDP sums them (`ddp_buckets.py`).
 
 Whether a parameter has a gradient at the step boundary is state: an optimizer skips a parameter
 without one, and moves a parameter whose gradient is zero. What the gradient is matters only until
@@ -17,12 +17,15 @@ from typing import Any
 
 import torch
 
+from keepstep.edge.torch.ddp_buckets import Grouping
 from keepstep.edge.torch.dtensors import is_dtensor
+from keepstep.edge.torch.in_place import fill, takes
 from keepstep.edge.torch.looks import GRADIENT, VERSION
 from keepstep.edge.torch.parts import bare, parameters_of
 from keepstep.edge.torch.zeros import zeros_like
 
 ZERO = "zero"
+BUCKETS = "buckets"
 RESTORED = 0  # in place of an optimizer's id
 
 Parts = Mapping[str, Any]
@@ -110,7 +113,9 @@ def _tensors_of(path: str, part: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield from ((f"{path}.parameter.{i}", p) for i, p in enumerate(parameters_of(part)))
 
 
-def read_beside(parts: Parts, used: UsedGradients) -> dict[str, Any]:
+def read_beside(
+    parts: Parts, used: UsedGradients, buckets: Mapping[str, Grouping]
+) -> dict[str, Any]:
     """It all, of all parts, to be pickled. Gradients with values are tensors of the program's."""
     tensors = dict(learning(parts))
     leaves = {name: t for name, t in tensors.items() if t.is_leaf}
@@ -124,6 +129,7 @@ def read_beside(parts: Parts, used: UsedGradients) -> dict[str, Any]:
         "gradients": {
             name: _read_gradient(t, used) for name, t in leaves.items() if t.grad is not None
         },
+        BUCKETS: dict(buckets),
     }
 
 
@@ -166,10 +172,34 @@ def write_beside(parts: Parts, saved: Mapping[str, Any], used: UsedGradients) ->
             tensor.requires_grad_(learns)
         gradient = gradients.get(name)
         if isinstance(gradient, str):
-            gradient = zeros_like(tensor.detach())
             zeroed.append(tensor)
-        tensor.grad = None if gradient is None else gradient.to(tensor.device)
+        tensor.grad = _gradient(tensor, gradient)
     used.restored(zeroed)
+
+
+def _gradient(tensor: torch.Tensor, saved: torch.Tensor | str | None) -> torch.Tensor | None:
+    """In the memory of the present one, where that takes it."""
+    live = tensor.grad
+    if saved is None:
+        return None
+    if isinstance(saved, str):
+        if live is None or not takes(live, tensor.detach()):
+            return zeros_like(tensor.detach())
+        with torch.no_grad():
+            return live.zero_()
+    if live is None or not takes(live, saved):
+        return saved.to(tensor.device)
+    fill([(live, saved)])
+    return live
+
+
+def gradient_names(parts: Parts) -> dict[str, torch.Tensor]:
+    """Every live gradient, by the name under which it is saved when it has values."""
+    return {
+        f"<beside>.gradients.{name}": tensor.grad
+        for name, tensor in learning(parts)
+        if tensor.is_leaf and tensor.grad is not None
+    }
 
 
 def _write_modes(part: torch.nn.Module, root: bool, others: frozenset[str]) -> None:

@@ -13,8 +13,10 @@ bytes are compared once more, others each time: for what no counter sees (measur
 `fused` updates, `.data`, collectives). A copy that fails one is torn: it is dropped, and the
 tensors that moved are named.
 
-On CUDA the copies run on a side stream into page-locked slots (`page_locks.py`), and the fence
-makes the *device* wait, not the trainer.
+On a device all copies are ordered at the boundary, on a stream of their own, into page-locked slots
+(`device_copy.py`, `page_locks.py`), and the fence makes the *device* wait, not the trainer. What
+has been copied by then is only known to the device, so a fence that comes too late to be ordered is
+ordered all the same, and each optimizer's update waits for its own tensors alone.
 """
 
 from __future__ import annotations
@@ -22,22 +24,26 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
 
-from keepstep.edge.shm import memory
-from keepstep.edge.shm.one_pass import SlotCopy, copy_and_hash
+from keepstep.edge.shm.one_pass import copy_and_hash
 from keepstep.edge.shm.slot import Slot
-from keepstep.edge.torch.looks import VERSION
+from keepstep.edge.torch.copy_stream import begin_host_thread, copy_stream
+from keepstep.edge.torch.device_copy import CopyPlans, DeviceCopy
+from keepstep.edge.torch.numbers.copied import KnownBad, LookAtCopy
 from keepstep.edge.torch.operations import Operation
 from keepstep.edge.torch.page_locks import PageLocks
+from keepstep.edge.torch.plan import CopyShare
 from keepstep.edge.torch.state import State
 from keepstep.edge.torch.tree import StateItem
 from keepstep.edge.torch.views import write
 from keepstep.model.layout import Segment
+from keepstep.model.numbers import NotFinite
+from keepstep.model.units import MIB
 from keepstep.ports import Acts
 
 FIRST_LOOK_S = 0.0005  # most operations are over by then
@@ -45,6 +51,7 @@ LOOK_EVERY_S = 0.01
 # Of the second look, which the update waits for: 16 tensors, 4 KiB of each.
 LOOKS = 16
 LOOK_BYTES = 4096
+AT_ONCE_BYTES = MIB  # so little is copied quicker than a thread is woken
 GOLDEN_RATIO = 0.6180339887498949  # multiples of it, without their whole part, fill a range evenly
 
 
@@ -60,6 +67,11 @@ class TensorCopy:
     # how many copies there were before: each looks at other bytes a second time
     turn: int = 0
     locks: PageLocks | None = None  # that the slot may have; None without a device
+    # blocks of the payload that other ranks keep: only their checksums are taken
+    lacking: frozenset[int] = frozenset()
+    known_bad: KnownBad | None = None  # None: nobody asks what is finite
+    plans: CopyPlans | None = None  # likewise
+    hash_threads: int = 1
     # lazily copied tensors that changed under the copy
     moved: list[str] = field(default_factory=list)
     copied_bytes: int = 0
@@ -67,37 +79,47 @@ class TensorCopy:
     sums: Mapping[int, int] = field(default_factory=dict)  # see `StateCopy`
 
     def __post_init__(self) -> None:
-        self._lazy_count = sum(len(copies.lazy) for copies in self.state.copies)
-        self._versions = self._versions_now()
+        self._lazy_count = sum(len(copies.lazy.pairs) for copies in self.state.copies)
+        self._look: LookAtCopy | None = None
+        if self.known_bad is not None:
+            size = self.slot.block_bytes
+            looked_at = self.known_bad.of_kept(self.state.copies, self.turn, self.lacking, size)
+            self._look = LookAtCopy(self.slot, looked_at, self.known_bad)
         self._thread = threading.get_ident(), threading.get_native_id()
         self._lock = threading.Lock()
         self._is_awaited = threading.Event()  # the update waits
+        self._has_landed = threading.Event()  # nothing is under way on a device
         self._is_settled = threading.Event()  # what has `moved` by counters is known for good
         self._is_copied = False
         self._is_fenced = False  # whatever moves from here on may
-        self._streams = {
-            device: _side_stream(device)
-            for copies in self.state.copies
-            for device in copies.devices
-            if device.type == "cuda"
-        }
-        # nothing is copied before what the trainer has queued so far
-        for device, stream in self._streams.items():
-            stream.wait_stream(torch.cuda.current_stream(device))
+        self._updated: set[int] = set()  # optimizers whose updates have come already
+        self._device: DeviceCopy | None = None
+        if self.plans is not None:
+            nbytes = self.state.payload_bytes
+            self._device = self.plans.of(self.slot, self.state.copies, nbytes)
 
     def copy_moving(self) -> None:
-        """On the trainer's thread, before the next step begins: whatever could move."""
-        if self._streams and self.locks is not None:
-            self.locks.begin_copy(self.slot)
+        """On the trainer's thread, before the next step begins: whatever could move; and, from a
+        device into locked memory, everything else, which holds nobody. Raises RuntimeError while
+        the program captures a CUDA graph."""
+        device = self._device
+        if device is not None:
+            if device.is_captured:
+                raise RuntimeError("the step ends in the midst of a CUDA graph's capture")
+            if self.locks is not None:
+                self.locks.begin_copy(self.slot)
         try:
+            if device is not None:
+                device.order_moving()
+                if self.locks is not None and self.locks.is_locked(self.slot):
+                    device.order_still()
             for copies in self.state.copies:
                 self._write(copies.eager)
+            if device is not None and device.is_ordered:
+                self._write_small_rest()
         except BaseException:  # nobody carries this copy on
             self._wait_for_device()
             raise
-        # on the device, what follows waits; the trainer does not
-        for device, stream in self._streams.items():
-            torch.cuda.current_stream(device).wait_stream(stream)
         at = self.state.layout.objects_offset
         for section in self.state.sections:
             self.slot.payload[at : at + len(section)] = section
@@ -108,21 +130,50 @@ class TensorCopy:
         yield
         began_ns = time.perf_counter_ns()
         try:
-            self._write_hashed([pair for copies in self.state.copies for pair in copies.lazy])
-            self._is_copied = True
+            if not self._is_copied:
+                if self._device is not None and not self._device.is_ordered:
+                    self._device.order_still()
+                self._write_hashed([copies.lazy for copies in self.state.copies])
+                self._is_copied = True
         finally:
             self.done.set()
-            self._wait_for_device()
+            self._land()
         self._operation = Operation(*self._thread)
-        self._compare(is_last=False)  # a copy that is torn already need not be hashed
+        if not self.sums:
+            self._compare(is_last=False)  # a copy that is torn already need not be hashed
         self.copy_ns = time.perf_counter_ns() - began_ns
 
-    def _wait_for_device(self) -> None:
+    def _write_small_rest(self) -> None:
+        """With everything else ordered on a device, what stands still on the host is counters of
+        steps and the like: when they are copied, too, no update waits for a thread of ours."""
+        rest = [copies.lazy for copies in self.state.copies]
+        on_host = (s.spec.nbytes for r in rest for i, s in r.pairs if not self._is_on_device(i))
+        if sum(on_host) <= AT_ONCE_BYTES:
+            for share in rest:
+                self._write(share)
+            self._is_copied = True
+            self.done.set()
+
+    def _land(self) -> None:
+        """Wait for the device, and hash what has landed while the rest lands."""
+        if self._device is None:
+            return
+        begin_host_thread()
         try:
-            for stream in self._streams.values():
-                stream.synchronize()
+            nbytes = self.state.payload_bytes
+            landed = self._device.hash_landed(self.slot, nbytes, self.hash_threads)
+            self.sums = {**self.sums, **landed}
+        finally:
+            self._wait_for_device()
+
+    def _wait_for_device(self) -> None:
+        if self._device is None:
+            return
+        try:
+            self._device.wait()
         finally:  # what raises has ended whatever the device did
-            if self._streams and self.locks is not None:
+            self._has_landed.set()
+            if self.locks is not None:
                 self.locks.end_copy(self.slot)
 
     def settle(self) -> Acts[None]:
@@ -137,27 +188,51 @@ class TensorCopy:
                 self._is_settled.wait(wait_s)
                 wait_s = min(2 * wait_s, LOOK_EVERY_S)
 
+    def not_finite(self) -> NotFinite:
+        """Of what stands still: parameters, and some of the optimizer's state."""
+        return NotFinite() if self._look is None else self._look.not_finite()
+
     def end(self) -> None:
         """Nobody is to wait for this copy any more."""
         self.done.set()
+        self._has_landed.set()
 
-    def fence(self) -> None:
-        """In the optimizer's pre-step hook: return when the update may overwrite the tensors."""
+    def fence(self, update: object = None) -> bool:
+        """In an optimizer's pre-step hook: return when its update may overwrite what it overwrites.
+        `update`: whose; None: anybody's. Whether everybody's may come now."""
         self._is_awaited.set()
         self.done.wait()
-        self.passed()
-        for device, stream in self._streams.items():
-            torch.cuda.current_stream(device).wait_stream(stream)
+        if self._device is not None and self._device.is_captured:
+            # Nothing runs now, and nothing of the device may be asked: replays come later.
+            self._has_landed.wait()
+            return False
+        turn = self.state.turn_of(update)
+        if self._device is None or turn is None or self._device.lead(turn):
+            self.passed()
+            return True
+        self._compare(is_last=False)
+        with self._lock:  # from here on it moves what is its own
+            self._updated.add(turn)
+        return False
 
     def passed(self) -> None:
         """On the trainer's thread, between two operations, before anything may move."""
         if not self.done.is_set():
             return
+        if self._device is not None:
+            self._device.lead(None)  # whatever comes next on the device comes behind the copies
         self._compare(is_last=True)
         with self._lock:
             if self._is_copied and not self._is_fenced:
                 self._look_again()
             self._is_fenced = True
+
+    @property
+    def is_on_device(self) -> bool:
+        return self._device is not None and self._device.has_any
+
+    def waited_ns(self) -> int | None:
+        return 0 if self._device is None else self._device.waited_ns()
 
     def _compare(self, is_last: bool) -> None:
         """Compare version counters: for the last time, when nothing that could still move them runs
@@ -165,38 +240,42 @@ class TensorCopy:
         with self._lock:
             if self._is_settled.is_set():
                 return
-            self.moved = self._counted_moves()
+            self.moved = list(dict.fromkeys([*self.moved, *self._counted_moves()]))
             if is_last:
                 self._is_settled.set()
 
     def _counted_moves(self) -> list[str]:
         """Whose counters have moved by now."""
-        now = self._versions_now()
-        if now == self._versions:
-            return []
-        names = chain.from_iterable(copies.counted_names for copies in self.state.copies)
-        triples = zip(names, now, self._versions, strict=True)
-        return list(dict.fromkeys(name for name, new, old in triples if new != old))
-
-    def _versions_now(self) -> list[int]:
-        counted = chain.from_iterable(copies.counted for copies in self.state.copies)
-        return list(map(VERSION, counted))
+        moved: dict[str, None] = {}
+        for copies, before in zip(self.state.copies, self.state.versions, strict=True):
+            now = copies.versions()
+            if now != before:
+                triples = zip(copies.counted_for, now, before, strict=True)
+                moved.update(
+                    (item.spec.name, None)
+                    for item, new, old in triples
+                    if new != old and item.turn[0] not in self._updated
+                )
+        return list(moved)
 
     def _look_again(self) -> None:
         """Compare some bytes of some tensors with their copies."""
-        # What a counter has seen is known: it is in `moved`, or came behind the copy's end.
-        counted = set(self._counted_moves())
         first = self.turn * LOOKS
+        found = []
         for number in range(first, first + min(LOOKS, self._lazy_count)):
             item, segment = self._lazy_pair(number % self._lazy_count)
-            if item.spec.name not in counted and self._differs(item, segment, number):
-                self.moved.append(item.spec.name)
+            if item.turn[0] not in self._updated and self._differs(item, segment, number):
+                found.append(item.spec.name)
+        if found:
+            # What a counter has seen is known: it is in `moved`, or came behind the copy's end.
+            counted = set(self._counted_moves())
+            self.moved += [name for name in found if name not in counted]
 
     def _lazy_pair(self, index: int) -> tuple[StateItem, Segment]:
         for copies in self.state.copies:
-            if index < len(copies.lazy):
-                return copies.lazy[index]
-            index -= len(copies.lazy)
+            if index < len(copies.lazy.pairs):
+                return copies.lazy.pairs[index]
+            index -= len(copies.lazy.pairs)
         raise IndexError(index)
 
     def _differs(self, item: StateItem, segment: Segment, number: int) -> bool:
@@ -205,32 +284,46 @@ class TensorCopy:
             return False
         nbytes = min(LOOK_BYTES, segment.spec.nbytes)
         at = int(number * GOLDEN_RATIO % 1 * (segment.spec.nbytes - nbytes))
+        if self.lacking and not self._keeps(segment.offset + at, nbytes):
+            return False  # whoever keeps it looks
         copied = self.slot.payload_address + segment.offset + at
         live = ctypes.string_at(item.address + at, nbytes)
         return live != ctypes.string_at(copied, nbytes)
 
-    def _write(self, pairs: Sequence[tuple[StateItem, Segment]]) -> None:
-        base = self.slot.payload_address
-        memory.copy_all(
-            [(base + s.offset, i.address, s.spec.nbytes) for i, s in pairs if i.address]
-        )
-        self._write_through_torch(pairs)
+    def _keeps(self, offset: int, nbytes: int) -> bool:
+        """Whether all of these bytes are copied."""
+        size = self.slot.block_bytes
+        blocks = range(offset // size, (offset + max(nbytes, 1) - 1) // size + 1)
+        return self.lacking.isdisjoint(blocks)
 
-    def _write_hashed(self, pairs: Sequence[tuple[StateItem, Segment]]) -> None:
+    def _write(self, share: CopyShare) -> None:
+        share.table.make(self.slot)
+        self._write_through_torch(share)
+
+    def _write_hashed(self, shares: Sequence[CopyShare]) -> None:
         """The same, and take the checksums of the blocks that torch, and the device, are done
         with."""
-        copies = [SlotCopy(s.offset, i.address, s.spec.nbytes) for i, s in pairs if i.address]
+        tables = [share.table for share in shares]
         nbytes = self.state.payload_bytes
+        look = None if self._look is None else self._look.there
         self.sums = copy_and_hash(
-            self.slot, copies, nbytes, self._blocks_of_torch(), self._is_awaited.is_set
+            self.slot,
+            tables,
+            nbytes,
+            self._blocks_of_torch(),
+            self._is_awaited.is_set,
+            self.lacking,
+            look,
         )
-        self._write_through_torch(pairs)
+        for share in shares:
+            self._write_through_torch(share)
+        self.copied_bytes -= len(self.lacking) * self.slot.block_bytes
 
     def _blocks_of_torch(self) -> set[int]:
         """The numbers of the blocks that have something of a tensor whose bytes go through
         torch."""
         size = self.slot.block_bytes
-        segments = chain.from_iterable(copies.through_torch for copies in self.state.copies)
+        segments = chain.from_iterable(copies.segments_of_torch for copies in self.state.copies)
         return {
             block
             for s in segments
@@ -238,24 +331,17 @@ class TensorCopy:
             for block in range(s.offset // size, (s.offset + s.spec.nbytes - 1) // size + 1)
         }
 
-    def _write_through_torch(self, pairs: Sequence[tuple[StateItem, Segment]]) -> None:
-        for item, segment in pairs:
-            self.copied_bytes += segment.spec.nbytes
-            if item.address is not None:
-                continue
-            stream = self._streams.get(item.local.device)
-            if stream is None:
+    def _write_through_torch(self, share: CopyShare) -> None:
+        self.copied_bytes += share.nbytes
+        for item, segment in share.through_torch:
+            if not self._is_on_device(item):
                 write(self.slot, segment, item.local)
-            else:
-                with torch.cuda.stream(stream):
-                    write(self.slot, segment, item.local, non_blocking=True)
-                    item.local.record_stream(stream)
+
+    def _is_on_device(self, item: StateItem) -> bool:
+        return self.plans is not None and item.local.device in self.plans.devices
 
 
-_side_streams: dict[torch.device, torch.cuda.Stream] = {}
-
-
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    if device not in _side_streams:
-        _side_streams[device] = torch.cuda.Stream(device)
-    return _side_streams[device]
+def copy_plans(devices: Iterable[torch.device]) -> CopyPlans | None:
+    """For a state that is on these; None where none of them is one to copy from."""
+    streams = {device: copy_stream(device) for device in devices if device.type == "cuda"}
+    return CopyPlans(streams) if streams else None

@@ -20,6 +20,7 @@ from keepstep.edge.torch.plan import BESIDE
 from keepstep.edge.torch.restore import Unpacked, apply
 from keepstep.edge.torch.state import LOADERS, RNG, Protected
 from keepstep.edge.torch.tree import local_part, named_tensors
+from keepstep.model.units import counted
 
 
 def load(store: Store, step: int, rank: int, world_size: int, protected: Protected) -> list[str]:
@@ -59,8 +60,8 @@ def load(store: Store, step: int, rank: int, world_size: int, protected: Protect
         loaded.tree.pop(RNG)
         others = [name for name in loaded.unmapped if not name.startswith(f"{RNG}.")]
         remarks.append(
-            f"the checkpoint is of {loaded.manifest.world_size} ranks, this job has {world_size}: "
-            "random states stay as the program seeded them"
+            f"the checkpoint is of {counted(loaded.manifest.world_size, 'rank')}, this job has "
+            f"{world_size}: random states stay as the program seeded them"
             + (f"; values of rank 0 serve all for {', '.join(others)}" if others else "")
         )
     opened = Unpacked(loaded.tree, about, _same(loaded.tree), are_plain=True)

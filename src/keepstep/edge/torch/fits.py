@@ -144,8 +144,8 @@ def _hint(saved: str) -> str:
     if saved == "none":
         return "; the program has made a group that the snapshot lacks"
     return (
-        "; a group that is added while training is made anew when its parameters are in a "
-        "protected module: protect that module, or add the group before protect()"
+        "; a group that is added while training is made anew when a protected module has its "
+        "parameters: add the layers or the group that the run had gained before protect()"
     )
 
 

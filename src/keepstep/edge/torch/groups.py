@@ -1,7 +1,8 @@
 """Groups: process groups that can be built anew under the objects that use them, so that DDP and
 FSDP go on after a peer was lost.
 
-    torch's call -> private buffers -> gloo -> the caller's tensors
+    torch's call, on the CPU      -> private buffers -> gloo -> the caller's tensors
+    torch's call, on the device   -> the caller's tensors, queued by NCCL
     and at any moment: lost -> everything ends
 
 What gloo does when a peer dies was tried out (torch 2.13): only the peer's ring neighbours notice,
@@ -10,9 +11,9 @@ buffer. So a collective is never waited for beyond the notice that a peer is los
 is *abandoned*: forgotten with the buffers its threads may still write to, which is why they are
 private.
 
-For tensors on the CPU only. Groups over NCCL end otherwise (a collective is enqueued, its buffers
-are on the device, its communicators are aborted), and none of that has been proven on a device:
-what is not on the CPU is refused.
+Groups over NCCL end otherwise: a collective is queued, works on the caller's tensors, and ends when
+the device says so or its communicator is aborted. **None of that has run on a device**, so it is
+refused, unless `KEEPSTEP_UNTESTED_NCCL_GROUPS=1` says that somebody wants to try.
 
 Moves bytes, decides nothing: `membership.py` says when. Invariant: what a collective of one life of
 the group has received never reaches the caller's tensors after that life.
@@ -29,46 +30,70 @@ from typing import Any
 import torch
 import torch._C._distributed_c10d as c10d  # the options have no public home
 import torch.distributed as dist
-from torch.futures import Future
 
-from keepstep.edge.torch.first_line import first_line
 from keepstep.edge.torch.membership import Membership, membership
+from keepstep.edge.torch.transports import Building, GroupLife, ShownBackend, stay_environment
+from keepstep.edge.torch.works import (
+    OverWork,
+    QueuedWork,
+    Tensors,
+    Together,
+    Work,
+    flat,
+    told_in_short,
+)
 from keepstep.errors import ConfigError
+from keepstep.model.device import UNTESTED_NCCL
 
 BACKEND = "keepstep"
+BACKEND_WITH_NCCL = "keepstep_nccl"  # as `get_backend` tells where a device's tensors go to NCCL
 SAFE_WAY = "call torch.distributed.init_process_group: all start anew from memory when one is lost"
-
-Tensors = Any  # a tensor, a list of tensors, or a list of lists of them
 
 
 def register() -> None:
-    """Make `keepstep` a backend of `torch.distributed`; as often as you like."""
-    if BACKEND not in dist.Backend.backend_list:
-        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+    """Make `keepstep` and `keepstep_nccl` backends of `torch.distributed`; as often as you like."""
+    for name in (BACKEND, BACKEND_WITH_NCCL):
+        if name not in dist.Backend.backend_list:
+            dist.Backend.register_backend(name, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
 def init_process_group(**given: Any) -> None:
     """`torch.distributed.init_process_group` with groups that outlive the loss of a rank: gloo, for
     tensors on the CPU.
 
-    given: what torch's takes, but for `backend`. Used in its place; everything of
-    `torch.distributed` works as before. A rank that is started into a running job meets nobody
-    here: what it does in collectives until `keepstep.protect` has brought its state is done alone.
+    Used in its place; everything of `torch.distributed` works as before. A rank that is started
+    into a running job meets nobody here: what it does in collectives until `keepstep.protect` has
+    brought its state is done alone.
 
-    Raises ConfigError when `device_id` is given, and so does a collective on tensors of a device:
-    with torch's own groups all ranks start anew from memory when one is lost. With torch 2.6 it
-    raises always: what that does with groups written in Python hangs now and then.
+    Args:
+        given: what torch's takes, but for `backend`.
+
+    Raises:
+        ConfigError: `device_id` is given; so does a collective on tensors of a device: with
+            torch's own groups all ranks start anew from memory when one is lost. With torch 2.6
+            always: what that does with groups written in Python hangs now and then.
+
+    Where KEEPSTEP_UNTESTED_NCCL_GROUPS is 1, `device_id` is taken, and tensors on that device go to
+    NCCL. Nobody has run that on a device: docs/gpu.md.
     """
     if torch.__version__.startswith("2.6."):
         raise ConfigError(
             "keepstep.init_process_group: expected torch 2.7 or later, found "
             f"{torch.__version__}; {SAFE_WAY}"
         )
-    if given.get("device_id") is not None:
-        raise _not_on(given["device_id"])
+    device = given.get("device_id")
+    if device is not None and os.environ.get(UNTESTED_NCCL) != "1":
+        raise _not_on(device)
     register()
     membership.muted = os.environ.get("KEEPSTEP_REJOIN") == "1"
-    dist.init_process_group(BACKEND, **given)
+    if device is None:
+        dist.init_process_group(BACKEND, **given)
+        return
+    stay_environment()
+    membership.device = torch.device("cuda", device) if isinstance(device, int) else device
+    dist.init_process_group(BACKEND_WITH_NCCL, **given)
+    # Torch has told it to an object that it drops for ours.
+    dist.distributed_c10d._get_default_group().bound_device_id = membership.device
 
 
 def _create(options: Any, _: Any) -> TorchGroup:
@@ -87,8 +112,17 @@ class TorchGroup(dist.ProcessGroup):
     the peers."""
 
     def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta, name: str, members: Membership
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        members: Membership,
+        build: Callable[..., Building] = Building,
     ) -> None:
+        """build: makes a life of it, of store, rank, size, timeout and device. Raises RuntimeError
+        when not all members come."""
         super().__init__(rank, size)
         self._rank, self._size, self._timeout, self._name, self._members = (
             rank,
@@ -97,16 +131,44 @@ class TorchGroup(dist.ProcessGroup):
             name,
             members,
         )
+        self._build = build
+        self.store = store  # in which the members of this life have met
         self._description = ""
-        self._inner: Any = None
-        if not members.muted:
-            self._inner = _transport(store, rank, size, timeout)
+        self._inner: GroupLife | None = None
+        self._building: Building | None = None
+        self._shown = {"cpu": ShownBackend(rank, size, "gloo")}
+        if members.device is not None:
+            self._shown[members.device.type] = ShownBackend(rank, size, "nccl")
         members.add_group(self)
+        if not members.muted:
+            self._inner = self._built(store)
+
+    def _built(self, store: Any) -> GroupLife:
+        """Raises RuntimeError when not all come."""
+        building = self._building = self._build(
+            store, self._rank, self._size, self._timeout, self._members.device
+        )
+        try:
+            return building.made()
+        finally:
+            if self._building is building:
+                self._building = None
 
     # -- what torch asks
 
     def getBackendName(self) -> str:
-        return BACKEND
+        return BACKEND if self._members.device is None else BACKEND_WITH_NCCL
+
+    def _get_backend(self, device: torch.device) -> ShownBackend:
+        """Raises RuntimeError for a kind of device that the group has none for, as torch does."""
+        shown = self._shown.get(device.type)
+        if shown is None:
+            raise RuntimeError(f"No backend type associated with device type {device.type}")
+        return shown
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in self._shown]
 
     def size(self) -> int:
         return self._size
@@ -134,7 +196,15 @@ class TorchGroup(dist.ProcessGroup):
         pass
 
     def abort(self) -> None:
-        self._inner = None
+        """See `Regroupable`."""
+        before: list[Any]
+        before, self._inner = [self._inner, self._building], None
+        try:
+            for index in range(len(before)):
+                if before[index] is not None:
+                    before[index].abort()
+        finally:
+            _drop_aside(before)
 
     def shutdown(self) -> None:
         self._members.remove_group(self)
@@ -143,17 +213,18 @@ class TorchGroup(dist.ProcessGroup):
     # -- another life
 
     def rebuild(self, store: Any, attempt: int, given_up: threading.Event) -> None:
-        """Forget the present peers' sockets and find the new ones'. Blocks until all are there or
-        `given_up` is set."""
+        """Forget the present peers' connections and find the new ones'. Blocks until all are there
+        or `given_up` is set."""
+        before: list[Any]
         before, self._inner = [self._inner], None
-        threading.Thread(target=_drop, args=(before,), name="keepstep-drop", daemon=True).start()
+        _drop_aside(before)
         prefix = dist.PrefixStore(f"keepstep/{attempt}/{self._name}", store)
         made: list[Any] = []
 
-        # it cannot be interrupted: a thread of its own is left behind when a peer dies meanwhile
+        # gloo cannot be interrupted: a thread of its own is left behind when a peer dies meanwhile
         def make() -> None:
             try:
-                made.append(_transport(prefix, self._rank, self._size, self._timeout))
+                made.append(self._built(prefix))
             except RuntimeError as error:
                 made.append(error)
             finally:
@@ -165,34 +236,35 @@ class TorchGroup(dist.ProcessGroup):
             return
         if isinstance(made[0], RuntimeError):
             raise made[0]
-        self._inner = made[0]
+        self._inner, self.store = made[0], prefix
 
     # -- collectives: `outputs` first, as torch has it
 
-    def allreduce(self, tensors: Tensors, opts: Any = None, *_: Any) -> Work:
+    def allreduce(self, tensors: Tensors, opts: Any = None, *_: Any) -> dist.Work:
         tensors, opts = _listed(tensors), _options(opts, c10d.AllreduceOptions)
-        return self._collective(tensors, None, lambda inner, out, _: inner.allreduce(out, opts))
+        act = lambda inner, out, _: inner.allreduce(out, opts)  # noqa: E731
+        return self._collective(tensors, None, act, is_sum=True)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         opts = opts or c10d.AllreduceCoalescedOptions()
         return self._collective(
-            tensors, None, lambda inner, out, _: inner.allreduce_coalesced(out, opts)
+            tensors, None, lambda inner, out, _: inner.allreduce_coalesced(out, opts), is_sum=True
         )
 
-    def broadcast(self, tensors: Tensors, opts: Any = None, *_: Any) -> Work:
+    def broadcast(self, tensors: Tensors, opts: Any = None, *_: Any) -> dist.Work:
         tensors = _listed(tensors)
         if not isinstance(opts, c10d.BroadcastOptions):
             root, opts = int(opts or 0), c10d.BroadcastOptions()
             opts.rootRank = root
         return self._collective(tensors, None, lambda inner, out, _: inner.broadcast(out, opts))
 
-    def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
+    def reduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         opts = opts or c10d.ReduceOptions()
         return self._collective(
             _listed(tensors), None, lambda inner, out, _: inner.reduce(out, opts)
         )
 
-    def allgather(self, outputs: Tensors, inputs: Tensors, opts: Any = None, *_: Any) -> Work:
+    def allgather(self, outputs: Tensors, inputs: Tensors, opts: Any = None, *_: Any) -> dist.Work:
         opts = _options(opts, c10d.AllgatherOptions)
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -202,7 +274,7 @@ class TorchGroup(dist.ProcessGroup):
 
     def _allgather_base(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, *_: Any
-    ) -> Work:
+    ) -> dist.Work:
         opts = _options(opts, c10d.AllgatherOptions)
         return self._collective(
             output,
@@ -215,14 +287,16 @@ class TorchGroup(dist.ProcessGroup):
 
     def allgather_into_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> Work:
+    ) -> dist.Work:
         opts = _options(opts, c10d.AllgatherOptions)
         act = lambda inner, out, into: inner.allgather_into_tensor_coalesced(out, into, opts)  # noqa: E731
         return self._collective(outputs, inputs, act, _all(_to_each_part))
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced  # as newer callers have it
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Tensors, opts: Any = None, *_: Any) -> Work:
+    def reduce_scatter(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None, *_: Any
+    ) -> dist.Work:
         opts = _options(opts, c10d.ReduceScatterOptions)
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -231,31 +305,33 @@ class TorchGroup(dist.ProcessGroup):
             inputs,
             lambda inner, out, into: inner.reduce_scatter(out, into, opts),
             self._own_of_each,
+            is_sum=True,
         )
 
     def _reduce_scatter_base(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, *_: Any
-    ) -> Work:
+    ) -> dist.Work:
         opts = _options(opts, c10d.ReduceScatterOptions)
         return self._collective(
             output,
             input,
             lambda inner, out, into: inner._reduce_scatter_base(out, into, opts),
             self._own_part,
+            is_sum=True,
         )
 
     reduce_scatter_single = _reduce_scatter_base  # as newer callers have it
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> Work:
+    ) -> dist.Work:
         opts = _options(opts, c10d.ReduceScatterOptions)
         act = lambda inner, out, into: inner.reduce_scatter_tensor_coalesced(out, into, opts)  # noqa: E731
-        return self._collective(outputs, inputs, act, _all(self._own_part))
+        return self._collective(outputs, inputs, act, _all(self._own_part), is_sum=True)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # as newer callers have it
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         opts = opts or c10d.AllToAllOptions()
         return self._collective(
             outputs,
@@ -272,7 +348,7 @@ class TorchGroup(dist.ProcessGroup):
         input_split: Sequence[int],
         opts: Any = None,
         *_: Any,
-    ) -> Work:
+    ) -> dist.Work:
         opts = _options(opts, c10d.AllToAllOptions)
         out_split, in_split = list(output_split or ()), list(input_split or ())
         act = lambda inner, out, into: inner.alltoall_base(out, into, out_split, in_split, opts)  # noqa: E731
@@ -280,14 +356,14 @@ class TorchGroup(dist.ProcessGroup):
 
     all_to_all_single = alltoall_base  # as newer callers have it
 
-    def gather(self, outputs: Tensors, inputs: Tensors, opts: Any = None, *_: Any) -> Work:
+    def gather(self, outputs: Tensors, inputs: Tensors, opts: Any = None, *_: Any) -> dist.Work:
         opts = _options(opts, c10d.GatherOptions)
         inputs = _listed(inputs)
         return self._collective(
             outputs, inputs, lambda inner, out, into: inner.gather(out, into, opts), _to_each
         )
 
-    def scatter(self, outputs: Tensors, inputs: Tensors, opts: Any = None, *_: Any) -> Work:
+    def scatter(self, outputs: Tensors, inputs: Tensors, opts: Any = None, *_: Any) -> dist.Work:
         opts = _options(opts, c10d.ScatterOptions)
         outputs = _listed(outputs)
         own = self._own_of_each if inputs else None
@@ -295,24 +371,51 @@ class TorchGroup(dist.ProcessGroup):
             outputs, inputs, lambda inner, out, into: inner.scatter(out, into, opts), own
         )
 
-    def send(self, tensors: Tensors, to: int, tag: int = 0) -> Work:
+    def send(self, tensors: Tensors, to: int, tag: int = 0) -> dist.Work:
         return self._collective(
             [], _listed(tensors), lambda inner, _, into: inner.send(into, to, tag)
         )
 
-    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Work:
+    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist.Work:
         return self._collective(
             _listed(tensors), None, lambda inner, out, _: inner.recv(out, source, tag)
         )
 
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         return self._collective(
             _listed(tensors), None, lambda inner, out, _: inner.recv_anysource(out, tag)
         )
 
-    def barrier(self, opts: Any = None, *_: Any) -> Work:
+    def exchange(
+        self,
+        receives: Sequence[tuple[torch.Tensor, int | None]],
+        sends: Sequence[tuple[torch.Tensor, int]],
+        tag: int,
+    ) -> dist.Work:
+        """What `recv` and `send` do, of many tensors in one work, on the CPU. Each with whom it is
+        from (None: anybody), or for. It does not count among the collectives that all enter."""
+
+        def received(inner: Any, tensor: torch.Tensor, peer: int | None) -> Any:
+            if peer is None:
+                return inner.recv_anysource([tensor], tag)
+            return inner.recv([tensor], peer, tag)
+
+        def act(inner: Any, out: Tensors, into: Tensors) -> Together:
+            works = [received(inner, t, peer) for t, (_, peer) in zip(out, receives, strict=True)]
+            works += [inner.send([t], peer, tag) for t, (_, peer) in zip(into, sends, strict=True)]
+            return Together(works)
+
+        outputs, inputs = [t for t, _ in receives], [t for t, _ in sends]
+        return self._collective(outputs, inputs, act, is_of_all=False)
+
+    def barrier(self, opts: Any = None, *_: Any) -> dist.Work:
+        """On the device where the caller names it, as `torch.distributed.barrier` does in a group
+        with a device; else on the CPU."""
         opts = _options(opts, c10d.BarrierOptions)
-        return self._collective([], None, lambda inner, *_: inner.barrier(opts))
+        device = opts.device
+        if device is None and opts.device_ids:
+            device = self._members.device
+        return self._collective([], None, lambda inner, *_: inner.barrier(opts), None, device)
 
     def _own_of_each(self, outputs: Tensors, inputs: Tensors) -> None:
         for output, parts in zip(outputs, inputs, strict=True):
@@ -329,127 +432,60 @@ class TorchGroup(dist.ProcessGroup):
         inputs: Tensors,
         act: Callable[[Any, Tensors, Tensors], Any],
         alone: Callable[[Tensors, Tensors], None] | None = None,
-    ) -> Work:
-        """`alone` is what a muted group does: as if all others had given what this one gives."""
+        device: torch.device | None = None,
+        is_sum: bool = False,
+        is_of_all: bool = True,
+    ) -> dist.Work:
+        """`alone` is what a muted group does: as if all others had given what this one gives.
+        `device`: where there are no tensors that say it. `is_sum`: of what all give. `is_of_all`:
+        who has entered fewer is behind."""
         members, inner = self._members, self._inner
-        if (device := _device_of(outputs)).type != "cpu":
+        device = device or _device_of(outputs, inputs)
+        is_queued = members.device is not None and device.type == members.device.type
+        if device.type != "cpu" and not is_queued:
             raise _not_on(device)
-        members.enter()
-        work = Work(outputs)
+        if is_of_all:
+            members.enter()
         if members.muted:
             if alone is not None:
                 with torch.no_grad():
                     alone(outputs, inputs)
-            work.finish()
-        elif inner is None or not members.begin(work):
+            return OverWork(outputs, device)
+        if inner is None or members.is_lost:
             members.spoil()
-            work.finish()  # worthless: the step is given up
+            return OverWork(outputs, device)  # worthless: the step is given up
+        if is_queued:
+            return self._queued(inner, act, outputs, inputs, device)
+        work = Work(outputs)
+        if members.begin(work):
+            if is_sum:
+                members.on_give(flat(outputs if inputs is None else inputs))
+            work.run(inner.group, act, inputs, members)
         else:
-            work.run(inner, act, inputs, members)
+            members.spoil()
+            work.finish()
         return work
 
-
-class Work(dist.Work):
-    """One collective: ends when the transport has ended it or when a peer is lost, whichever comes
-    first."""
-
-    def __init__(self, outputs: Tensors) -> None:
-        super().__init__()
-        self._outputs = outputs
-        self._ended: Future[list[torch.Tensor]] = Future()
-        # An exception that Python sets is to C++ a value: DDP's reducer took it for tensors and the
-        # process died of SIGSEGV. One that a callback raises is an error to both.
-        self._future = self._ended.then(lambda ended: ended.value())
-        self._lock = threading.Lock()
-        self._over = False
-        self._error: RuntimeError | None = None
-
-    def run(
+    def _queued(
         self,
-        inner: Any,
+        inner: GroupLife,
         act: Callable[[Any, Tensors, Tensors], Any],
+        outputs: Tensors,
         inputs: Tensors,
-        members: Membership,
-    ) -> None:
-        with torch.no_grad():
-            private = _each(torch.clone, self._outputs)
-            given = _each(torch.clone, inputs)
+        device: torch.device,
+    ) -> dist.Work:
+        """The caller's own tensors: what is queued behind the collective finds the result there.
+        Raises what NCCL raises where nobody will say that a peer is lost."""
+        members = self._members
         try:
-            under_way = act(inner, private, given)
+            work = QueuedWork(act(inner.group, outputs, inputs), members)
         except RuntimeError as error:
-            self._failed(error, members)
-            return
-
-        def ended(look: Callable[[], Any]) -> None:
-            try:
-                look()
-            except RuntimeError as error:
-                self._failed(error, members)
-                return
-            members.end(self)
-            self._succeed(private, given, under_way)
-
-        try:
-            future = under_way.get_future()
-        except RuntimeError:
-            # gloo's scattered sums and its sends have none: they can only be waited for
-            threading.Thread(
-                target=ended, args=(under_way.wait,), name="keepstep-work", daemon=True
-            ).start()
-        else:
-            future.add_done_callback(lambda done: ended(done.value))
-
-    def _succeed(self, private: Tensors, *kept: Any) -> None:
-        with self._lock:
-            if self._over:
-                return
-            with torch.no_grad():
-                for mine, theirs in zip(_flat(self._outputs), _flat(private), strict=True):
-                    mine.copy_(theirs)
-            self._over = True
-        self._ended.set_result(_flat(self._outputs))
-
-    def _failed(self, error: RuntimeError, members: Membership) -> None:
-        # advice that helps nobody here
-        told = first_line(error).partition(". This is typically")[0]
-        if members.failed(self, told):
-            return  # whoever watches will say which peer it was, and that ends the work
-        members.end(self)
-        with self._lock:
-            if self._over:
-                return
-            self._over, self._error = True, error
-        self._ended.set_exception(error)
-
-    def finish(self) -> None:
-        """With nothing in it, when nothing is to come or a peer is lost."""
-        with self._lock:
-            if self._over:
-                return
-            self._over = True
-        self._ended.set_result(_flat(self._outputs))
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        try:
-            self._future.wait()
-        except RuntimeError as error:
-            raise self._error or error from None  # as the transport said it
-        return True
-
-    def get_future(self) -> Future[list[torch.Tensor]]:
-        return self._future
-
-    def is_completed(self) -> bool:
-        return self._over
-
-    def is_success(self) -> bool:
-        return self._over and self._error is None
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def result(self) -> list[torch.Tensor]:
-        return _flat(self._outputs)
+            if not members.broke(told_in_short(error)):
+                raise
+            return OverWork(outputs, device)
+        if not _is_captured(device):
+            members.queued(work)
+        return work
 
 
 class _Either:
@@ -469,30 +505,21 @@ class _Either:
         return True
 
 
-def _transport(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """One life of a group. Raises RuntimeError when not all come."""
-    group = dist.ProcessGroup(store, rank, size)
-    kinds = dist.ProcessGroup.BackendType
-    group._set_default_backend(kinds.GLOO)
-    group._register_backend(
-        torch.device("cpu"),
-        kinds.GLOO,
-        dist.ProcessGroupGloo(dist.PrefixStore("cpu", store), rank, size, timeout),
-    )
-    return group
-
-
-def _drop(held: list[Any]) -> None:
-    """Let go of the last reference, on a thread of its own: gloo waits there for whatever is under
+def _drop_aside(held: list[Any]) -> None:
+    """Let go of the last references, on a thread of its own: gloo waits there for whatever is under
     way, and from a machine that has vanished nothing comes for as long as the group's timeout."""
-    held.pop()
+    threading.Thread(target=held.clear, name="keepstep-drop", daemon=True).start()
 
 
-def _device_of(tensors: Tensors) -> torch.device:
+def _is_captured(device: torch.device) -> bool:
+    """Whether what is queued now goes into the program's CUDA graph and does not run."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _device_of(*tensors: Tensors) -> torch.device:
     """Of the first of them; without any, the CPU."""
-    while isinstance(tensors, list | tuple) and tensors:
-        tensors = tensors[0]
-    return tensors.device if isinstance(tensors, torch.Tensor) else torch.device("cpu")
+    found = [t for some in tensors for t in flat(some)]
+    return found[0].device if found else torch.device("cpu")
 
 
 def _not_on(device: object) -> ConfigError:
@@ -514,22 +541,6 @@ def _options(opts: Any, kind: Any) -> Any:
 
 def _listed(tensors: Tensors) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _each(act: Callable[[torch.Tensor], torch.Tensor], tensors: Tensors) -> Tensors:
-    if tensors is None or isinstance(tensors, torch.Tensor):
-        return None if tensors is None else act(tensors)
-    return [_each(act, inner) for inner in tensors]
-
-
-def _flat(tensors: Tensors) -> list[torch.Tensor]:
-    if tensors is None:
-        return []
-    return (
-        [tensors]
-        if isinstance(tensors, torch.Tensor)
-        else [t for inner in tensors for t in _flat(inner)]
-    )
 
 
 def _to_each(outputs: Tensors, inputs: Tensors) -> None:

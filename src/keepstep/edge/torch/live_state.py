@@ -17,17 +17,24 @@ from keepstep.edge.os.machine import proof_threads
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch import capture, predict, restore
 from keepstep.edge.torch.cuda_pages import CudaPages
+from keepstep.edge.torch.ddp_buckets import FEWEST_RANKS, Buckets
+from keepstep.edge.torch.device_copy import CopyPlans
+from keepstep.edge.torch.numbers.copied import KnownBad
 from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.edge.torch.parts import parameters_of
+from keepstep.edge.torch.replicas import ReplicaFinder
 from keepstep.edge.torch.state import Protected, State
+from keepstep.edge.torch.still import StillBlocks
 from keepstep.errors import StoreError
 from keepstep.model.layout import Layout
+from keepstep.model.replicas import Replicas
 from keepstep.model.snapshot import SlotHeader
 from keepstep.ports import Gathered, StateCopy
 
 # A tensor of optimizer state costs its alignment, a manifest entry and a place in the tree.
 TREE_BYTES_PER_TENSOR = 256
 MANIFEST_BYTES_PER_TENSOR = 400
+HASH_THREADS = 4  # as many as keep up with a bus
 TENSORS_PER_PARAMETER = 4  # once the optimizer has its state
 
 
@@ -42,15 +49,48 @@ class TorchState:
         self._world_size = world_size
         self._settings = settings
         self._copies = 0
+        self._still = StillBlocks()
         self._locks: PageLocks | None = None  # once some of the state is on a device
+        self._replicas = ReplicaFinder(rank, world_size)
+        if settings.wrong_numbers != "off":
+            parts = protected.parts().items()
+            protected.known_bad = KnownBad(
+                [path for path, part in parts if isinstance(part, torch.optim.Optimizer)]
+            )
+        self._plans: CopyPlans | None = None  # likewise
+        if world_size >= FEWEST_RANKS:
+            protected.buckets = Buckets(protected.parts())
 
     def gather(self) -> State:
         return self._protected.gather()
 
-    def copy(self, gathered: Gathered, slot: Slot) -> StateCopy:
+    def copy(
+        self, gathered: Gathered, slot: Slot, lacking: frozenset[int] = frozenset()
+    ) -> StateCopy:
         assert isinstance(gathered, State)
         self._copies += 1
-        return capture.TensorCopy(gathered, slot, turn=self._copies, locks=self._locks)
+        devices = {device for copies in gathered.copies for device in copies.devices}
+        known = set() if self._plans is None else self._plans.devices
+        if any(device.type == "cuda" and device not in known for device in devices):
+            self._plans = capture.copy_plans(devices)
+        return capture.TensorCopy(
+            gathered,
+            slot,
+            turn=self._copies,
+            locks=self._locks,
+            lacking=lacking,
+            known_bad=self._protected.known_bad,
+            plans=self._plans,
+            hash_threads=min(proof_threads(), HASH_THREADS),
+        )
+
+    def still_blocks(self, gathered: Gathered, block_bytes: int) -> frozenset[int]:
+        assert isinstance(gathered, State)
+        return self._still.of(gathered, block_bytes)
+
+    def replicas(self, gathered: Gathered) -> Replicas | None:
+        assert isinstance(gathered, State)
+        return self._replicas.find(self._protected, gathered)
 
     def copy_eagerly(self, names: Sequence[str]) -> None:
         self._protected.eager_names.update(names)
@@ -78,7 +118,18 @@ class TorchState:
 
     def load(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
         opened = restore.open_snapshot(self._protected, slot, header, layout, proof_threads())
-        return restore.apply(self._protected, opened)
+        device = cuda_device(self._protected.parts().values())
+        if device is None:
+            return restore.apply(self._protected, opened)
+        if self._locks is not None:
+            self._locks.begin_copy(slot)
+        try:
+            remarks = restore.apply(self._protected, opened)
+        finally:  # the copies out of the slot were ordered, and nobody has waited for them
+            torch.cuda.synchronize(device)
+            if self._locks is not None:
+                self._locks.end_copy(slot)
+        return remarks
 
     def differing(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
         return restore.prove(self._protected, slot, header, layout, proof_threads())
@@ -93,8 +144,12 @@ class TorchState:
         store = open_job_store(self._settings)
         return checkpoint.load(store, step, self._rank, self._world_size, self._protected)
 
+    def restoring_bytes(self) -> int:
+        gathered = self._protected.gather()
+        return restore.private_bytes(self._protected, gathered.layout)
+
     def caveats(self) -> list[str]:
-        return restore.caveats(self._protected, self._world_size)
+        return restore.caveats(self._protected)
 
 
 def cuda_device(parts: Iterable[Any]) -> torch.device | None:

@@ -7,8 +7,10 @@ or in one that stayed, the iterator is made anew from the restored place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -16,6 +18,15 @@ from keepstep.edge.torch.batches import batches_of
 from keepstep.edge.torch.foreign_draws import ForeignDraws
 from keepstep.edge.torch.random_stream import mixed
 from keepstep.errors import ConfigError
+from keepstep.model.numbers import BatchPlace
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBatch:
+    """A batch that the present step has taken."""
+
+    place: BatchPlace
+    value: Any
 
 
 class Loader:
@@ -23,18 +34,29 @@ class Loader:
     with the epoch."""
 
     def __init__(
-        self, source: Any, name: str, seed: int, world_size: int, draws: ForeignDraws
+        self,
+        source: Any,
+        name: str,
+        seed: int,
+        world_size: int,
+        draws: ForeignDraws,
+        on_take: Callable[[bool], None] = lambda begins: None,
     ) -> None:
-        """Raises ConfigError when `source` cannot be begun anew."""
+        """on_take: hears that a batch is being taken, and that this is over. Raises ConfigError
+        when `source` cannot be begun anew."""
         self._source = source
         self.name = name
         self._batches = batches_of(source)
         self._world_size = world_size
         self._draws = draws
+        self._on_take = on_take
         self._seed = seed
         self._epoch = 0
         self._taken = 0
         self._iterator: Iterator[Any] | None = None
+        self._skipped: set[tuple[int, int]] = set()  # (epoch, batch) that nobody is to train on
+        self._given: deque[Any] = deque()  # in place of the next ones
+        self.taken_now: list[TakenBatch] = []
 
     @property
     def epoch(self) -> int:
@@ -51,7 +73,14 @@ class Loader:
         return len(self._source)
 
     def epochs(self, total_epochs: int) -> Iterator[int]:
-        """The epochs that are left, from the one the restored place lies in."""
+        """The epochs that are left, from the one the restored place lies in.
+
+        Args:
+            total_epochs: how many there are in all.
+
+        Yields:
+            The number of each; the first one of a training is 0.
+        """
         while self._epoch < total_epochs:
             yield self._epoch
 
@@ -75,13 +104,35 @@ class Loader:
             yield batch
 
     def _take(self) -> Any:
+        self._on_take(True)
+        try:
+            return self._taken_from_source()
+        finally:
+            self._on_take(False)
+
+    def _taken_from_source(self) -> Any:
+        if self._given:
+            return self._given.popleft()
         with self._draws.ours:
             if self._iterator is None:
                 seed = mixed(self._seed, self._epoch)
                 self._iterator = self._batches.begin(self._epoch, seed, self._taken)
+            while (self._epoch, self._taken) in self._skipped:
+                next(self._iterator)
+                self._taken += 1
             batch = next(self._iterator)
+        place = BatchPlace(self.name, self._epoch, self._taken)
+        self.taken_now.append(TakenBatch(place, batch))
         self._taken += 1
         return batch
+
+    def give(self, batches: Sequence[Any]) -> None:
+        """The next ones are these, and whatever its place is."""
+        self._given = deque(batches)
+
+    def skip(self, epoch: int, number: int) -> None:
+        """From now on nobody is given that batch, whatever is restored."""
+        self._skipped.add((epoch, number))
 
     def _end_epoch(self) -> None:
         self._batches.end()
@@ -91,21 +142,35 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         with self._draws.ours:
-            return {
+            state: dict[str, Any] = {
                 "seed": self._seed,
                 "epoch": self._epoch,
                 "taken": self._taken,
                 "world_size": self._world_size,
                 "batches": self._batches.state_dict(),
             }
+        if self._skipped:
+            state["skipped"] = sorted(self._skipped)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._seed = state["seed"]
         self._epoch = state["epoch"]
         # As many items of the epoch, where the ranks share them and there are more or fewer ranks.
         self._taken = state["taken"] * state["world_size"] // self._world_size
+        self._given.clear()
+        # A state of before the skipping knows nothing of it.
+        if state["world_size"] == self._world_size:
+            self._skipped.update((epoch, number) for epoch, number in state.get("skipped", ()))
         self._iterator = None
         self._batches.load_state_dict(state["batches"])
+
+
+class HasPlace(Protocol):
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: nothing is kept."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Loaders:
@@ -113,21 +178,50 @@ class Loaders:
 
     def __init__(self, draws: ForeignDraws) -> None:
         self.draws = draws
+        self.on_take: Callable[[bool], None] = lambda begins: None
+        self._beside: dict[str, HasPlace] = {}
         self._made: dict[str, Loader] = {}
         self._waiting: dict[str, Any] = {}
 
     def add(self, source: Any, name: str | None, world_size: int) -> tuple[Loader, bool]:
         """The loader, and whether its place was restored. `name`: None for its number."""
         name = str(len(self._made)) if name is None else name
-        if name in self._made:
+        if name in self._made or name in self._beside:
             raise ConfigError(f"job.loader(): the name {name!r} is taken; give this one another")
         seed = mixed(torch.initial_seed(), name)
-        loader = Loader(source, name, seed, world_size, self.draws)
+        loader = Loader(
+            source, name, seed, world_size, self.draws, lambda begins: self.on_take(begins)
+        )
         is_restored = name in self._waiting
         if is_restored:
             loader.load_state_dict(self._waiting.pop(name))
         self._made[name] = loader
         return loader, is_restored
+
+    def add_beside(self, name: str, part: HasPlace) -> None:
+        """What else is part of the state from now on; what was restored for it waits already."""
+        self._beside[name] = part
+        if name in self._waiting:
+            part.load_state_dict(self._waiting.pop(name))
+
+    def forget_taken(self) -> None:
+        """A step begins."""
+        for loader in self._made.values():
+            loader.taken_now = []
+
+    def taken(self) -> list[TakenBatch]:
+        """All batches that the present step has taken."""
+        return [batch for loader in self._made.values() for batch in loader.taken_now]
+
+    def skip(self, places: Sequence[BatchPlace]) -> None:
+        """Nobody is given these from now on."""
+        for place in places:
+            self._made[place.loader].skip(place.epoch, place.number)
+
+    def give(self, batches: Sequence[tuple[str, Any]]) -> None:
+        """The next batches of each loader, by its name."""
+        for name, loader in self._made.items():
+            loader.give([value for owner, value in batches if owner == name])
 
     @property
     def unclaimed(self) -> list[str]:
@@ -136,10 +230,13 @@ class Loaders:
 
     def state_dict(self) -> dict[str, Any]:
         made = {name: loader.state_dict() for name, loader in self._made.items()}
-        return {**self._waiting, **made}
+        beside = {name: state for name, one in self._beside.items() if (state := one.state_dict())}
+        return {**self._waiting, **made, **beside}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._waiting = dict(state)
+        for name, one in self._beside.items():
+            one.load_state_dict(self._waiting.pop(name, {}))
         for name, loader in self._made.items():
             if name in self._waiting:
                 loader.load_state_dict(self._waiting.pop(name))

@@ -11,25 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 import torch
 
-# Unbound, so that `map` calls them without a frame of Python's.
+# So that `map` calls them without a frame of Python's.
 POINTER: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
-VERSION: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__  # type: ignore[attr-defined]
-GRADIENT: Callable[[torch.Tensor], torch.Tensor | None] = torch.Tensor.grad.__get__  # type: ignore[union-attr]
-IS_LEAF: Callable[[torch.Tensor], bool] = torch.Tensor.is_leaf.__get__  # type: ignore[attr-defined]
+VERSION: Callable[[torch.Tensor], int] = attrgetter("_version")
+GRADIENT: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("grad")
+IS_LEAF: Callable[[torch.Tensor], bool] = attrgetter("is_leaf")
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
 class Looks:
-    """Of these tensors, none of them twice, as they are now. They are not held."""
+    """Of these tensors, none of them twice, as they are now. They are not held. `versions`: their
+    counters at the last look, asked while the tensors are in the cache."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._same_kind = _by_guards(tensors) or _one_by_one(tensors)
         self._pointers = list(map(POINTER, tensors))
+        self.versions = list(map(VERSION, tensors))
         # The others are leaves as long as they do not learn.
         self._learns = [tensor.requires_grad for tensor in tensors]
         self._are_leaves = self._leaves_of(tensors)
@@ -37,11 +40,13 @@ class Looks:
     def are(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the same tensors, in the same order, are as they were. Asked where gradients are
         enabled: elsewhere guards see nothing that learns, and the answer is no."""
-        return (
+        same = (
             list(map(POINTER, tensors)) == self._pointers
             and self._same_kind(tensors)
             and (not self._are_leaves or self._leaves_of(tensors) == self._are_leaves)
         )
+        self.versions = list(map(VERSION, tensors))
+        return same
 
     def _leaves_of(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
         return list(map(IS_LEAF, compress(tensors, self._learns)))

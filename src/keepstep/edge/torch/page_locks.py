@@ -66,6 +66,11 @@ class PageLocks:
         slot.before_close(lambda: self._end(slot))
         return None
 
+    def is_locked(self, slot: Slot) -> bool:
+        """Whether a device copies to and from it without holding who asks for that."""
+        with self._mutex:
+            return slot in self._locks
+
     def begin_copy(self, slot: Slot) -> None:
         """A device is about to write to the slot, or to read from it."""
         with self._mutex:

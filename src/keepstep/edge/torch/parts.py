@@ -10,6 +10,7 @@ own) is refused by name.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -92,8 +93,15 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def parts_inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a protected thing with their paths: itself, or those in its containers."""
-    yield from _walk(name, value, is_outermost=True, seen=set())
+    """The parts of a protected thing with their paths: itself, or those in its containers. Raises
+    ConfigError for containers that lie deeper than Python can follow."""
+    try:
+        yield from _walk(name, value, is_outermost=True, seen=set())
+    except RecursionError as error:
+        raise ConfigError(
+            f"{name}: expected containers within each other as deep as Python follows them "
+            f"(sys.getrecursionlimit() is {sys.getrecursionlimit()}), found deeper ones"
+        ) from error
 
 
 def _walk(path: str, value: Any, is_outermost: bool, seen: set[int]) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ to read what does change: random states, options of parameter groups, schedulers
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, repeat
 from operator import is_not
@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from keepstep.edge.shm.copy_table import CopyTable, SlotCopy
 from keepstep.edge.torch.beside import UsedGradients, learning, read_beside
-from keepstep.edge.torch.looks import GRADIENT
+from keepstep.edge.torch.ddp_buckets import Buckets, Grouping
+from keepstep.edge.torch.looks import GRADIENT, VERSION
 from keepstep.edge.torch.parts import state_of
-from keepstep.edge.torch.tree import Kept, Numbers, StateItem, TreePickler, name_tensors
+from keepstep.edge.torch.tree import Kept, Numbers, StateItem, TreePickler, name_tensors, place_of
 from keepstep.edge.torch.watch import OPTIMIZER_HOOKS, Watch, can_watch
 from keepstep.model.layout import Segment
 
@@ -28,38 +30,100 @@ STATE = "state"
 GROUPS = "param_groups"
 
 Pair = tuple[StateItem, Segment]
+# which modules train, which parameters have a gradient, how often its buckets have changed
+BesideFacts = tuple[list[bool], list[bool], int]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyShare:
+    """Some of the tensors with their places, and the ways there: `table` takes bytes from host
+    memory, `through_torch` are those that have no address to copy from."""
+
+    pairs: tuple[Pair, ...]
+    table: CopyTable
+    through_torch: tuple[Pair, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, pairs: Iterable[Pair]) -> CopyShare:
+        found = tuple(pairs)
+        return cls(
+            pairs=found,
+            table=CopyTable(
+                SlotCopy(s.offset, i.address, s.spec.nbytes)
+                for i, s in found
+                if i.address is not None
+            ),
+            through_torch=tuple(pair for pair in found if pair[0].address is None),
+            nbytes=sum(segment.spec.nbytes for _, segment in found),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class CopyOrder:
-    """Which of some tensors are copied at the boundary and which behind the trainer's back, and the
-    counters of the latter: `counted` may be more than `lazy`, by the names of its tensors.
-    `through_torch`: where those go that have no address to copy from."""
+    """Which of some tensors are copied at the boundary and which behind the trainer's back, and
+    whose counters tell of the latter: `counted` may be more than `lazy`; `counted_for` are the
+    items that each of them tells of. `watched`: which of the tensors that are looked at anyway it
+    begins with."""
 
     items: tuple[StateItem, ...]
-    eager: tuple[Pair, ...]
-    lazy: tuple[Pair, ...]
+    eager: CopyShare
+    lazy: CopyShare
     counted: tuple[torch.Tensor, ...]
-    counted_names: tuple[str, ...]
+    counted_for: tuple[StateItem, ...]
     devices: frozenset[torch.device]
-    through_torch: tuple[Segment, ...]
+    watched: tuple[bool, ...] = ()
 
     @classmethod
-    def of(cls, items: Sequence[StateItem], segments: Sequence[Segment]) -> CopyOrder:
-        """Of items and their places."""
+    def of(
+        cls,
+        items: Sequence[StateItem],
+        segments: Sequence[Segment],
+        watched: Sequence[torch.Tensor] = (),
+    ) -> CopyOrder:
+        """Of items and their places. `watched`: tensors that are looked at anyway; those that are
+        the same bytes as an item have its counter, or one more of these bytes."""
         pairs = tuple(zip(items, segments, strict=True))
         lazy = tuple(pair for pair in pairs if pair[0].lazy)
-        wholes = tuple((i, i.whole) for i, _ in lazy if i.whole is not None)
+        own_places = [place_of(i.local) if i.whole is None else None for i, _ in lazy]
+        by_place = {place: i for place, (i, _) in zip(own_places, lazy, strict=True) if place}
+        places = list(map(place_of, watched))
+        found = [by_place.get(place) if place else None for place in places]
+        seen = frozenset(filter(None, places))
+        alone = [i for place, (i, _) in zip(own_places, lazy, strict=True) if place not in seen]
+        wholes = [(i, i.whole) for i in alone if i.whole is not None]
         return cls(
             items=tuple(items),
-            eager=tuple(pair for pair in pairs if not pair[0].lazy),
-            lazy=lazy,
+            eager=CopyShare.of(pair for pair in pairs if not pair[0].lazy),
+            lazy=CopyShare.of(lazy),
             # An operation on a DTensor leaves its local part's counter as it is (torch 2.13).
-            counted=(*(i.local for i, _ in lazy), *(whole for _, whole in wholes)),
-            counted_names=(*(i.spec.name for i, _ in lazy), *(i.spec.name for i, _ in wholes)),
+            counted=(
+                *(tensor for tensor, item in zip(watched, found, strict=True) if item is not None),
+                *(i.local for i in alone),
+                *(whole for _, whole in wholes),
+            ),
+            counted_for=(
+                *(item for item in found if item is not None),
+                *alone,
+                *(i for i, _ in wholes),
+            ),
             devices=frozenset(i.local.device for i in items),
-            through_torch=tuple(segment for item, segment in pairs if item.address is None),
+            watched=tuple(item is not None for item in found),
         )
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """All of them."""
+        return (*self.eager.pairs, *self.lazy.pairs)
+
+    def versions(self) -> list[int]:
+        """Of what is counted, now."""
+        return list(map(VERSION, self.counted))
+
+    @property
+    def segments_of_torch(self) -> Iterator[Segment]:
+        """Where those go that have no address to copy from."""
+        return (s for share in (self.eager, self.lazy) for _, s in share.through_torch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +133,7 @@ class BesideSection:
 
     objects: bytes
     kept: Kept
-    facts: tuple[list[bool], list[bool]] | None
+    facts: BesideFacts | None
 
 
 @dataclass
@@ -127,6 +191,14 @@ class StatePlan:
             not _is_torchs(part) for path, part in self.parts.items() if path not in self._known
         )
 
+    def versions(self) -> list[int]:
+        """Of what is counted in `copies`: those that are watched as they were when all was last
+        found as it was, the others now."""
+        assert self.copies is not None
+        known = [] if self.watch is None else list(self.watch.versions())
+        first = list(compress(known, self.copies.watched))
+        return first + list(map(VERSION, self.copies.counted[len(first) :]))
+
     def moving_states(self) -> dict[str, Any]:
         """By their paths, the states that any step may change, or that parts of states."""
         states = {}
@@ -137,13 +209,16 @@ class StatePlan:
                 states[path] = state_of(part)
         return states
 
-    def beside(self, used: UsedGradients) -> BesideSection:
-        """Modes, what learns, and gradients, as they are now."""
+    def beside(self, used: UsedGradients, buckets: Buckets | None) -> BesideSection:
+        """Modes, what learns, gradients and their buckets, as they are now."""
+        if buckets is not None:
+            buckets.look()
+        grouped = {} if buckets is None else buckets.known
         if self.watch is None:
-            return self._read_beside(used, None)
+            return self._read_beside(used, grouped, None)
         gradients = list(map(GRADIENT, self._learning))
         have = list(map(is_not, gradients, repeat(None)))
-        facts = (self.watch.modes(), have)
+        facts = (self.watch.modes(), have, 0 if buckets is None else buckets.changes)
         known = self._beside
         there = [gradient for gradient in gradients if gradient is not None]
         is_known = known is not None and known.facts == facts
@@ -152,13 +227,13 @@ class StatePlan:
             or not is_known
             or not used.are_all(list(compress(self._learning, have)), there)
         ):
-            known = self._beside = self._read_beside(used, facts)
+            known = self._beside = self._read_beside(used, grouped, facts)
         return known
 
     def _read_beside(
-        self, used: UsedGradients, facts: tuple[list[bool], list[bool]] | None
+        self, used: UsedGradients, grouped: Mapping[str, Grouping], facts: BesideFacts | None
     ) -> BesideSection:
-        tree = {BESIDE: read_beside(self.parts, used)}
+        tree = {BESIDE: read_beside(self.parts, used, grouped)}
         kept = self.kept.after()
         names: dict[int, str] = {}
         name_tensors(tree, "", names)

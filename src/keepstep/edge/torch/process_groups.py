@@ -18,9 +18,11 @@ import torch
 
 from keepstep.edge.shm.collective_profile_page import CollectiveProfileWriter
 from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.torch.at_once import LATE, all_within
 from keepstep.edge.torch.ddp_rebuild import prepare_to_renew, renew
-from keepstep.edge.torch.membership import Membership
+from keepstep.edge.torch.membership import Mark, Membership
 from keepstep.edge.torch.tcp_store import join_store
+from keepstep.model.device import DeviceAnswer
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.ports import Executor
 
@@ -50,13 +52,7 @@ class TorchGroups:
 
     @property
     def can_be_rebuilt(self) -> bool:
-        distributed = process_group()
-        if distributed is None:
-            return True  # ranks that share nothing but their steps
-        from keepstep.edge.torch.groups import TorchGroup
-
-        groups = distributed.distributed_c10d._world.pg_map
-        return all(isinstance(group, TorchGroup) for group in groups)
+        return all_groups_are_ours()
 
     @property
     def is_muted(self) -> bool:
@@ -76,6 +72,29 @@ class TorchGroups:
     def lose(self, why: str) -> None:
         self._given_up.set()
         self._membership.lose(why)
+
+    @property
+    def has_device(self) -> bool:
+        return self._membership.device is not None
+
+    def mark(self) -> Mark:
+        return self._membership.mark()
+
+    def stands(self, mark: object) -> bool:
+        assert isinstance(mark, Mark)
+        return self._membership.stands(mark)
+
+    def abort(self, within_ns: int) -> list[str]:
+        """Each on a thread of its own: NCCL's aborts wait for the device, and so for each other."""
+        acts = {group.group_name: group.abort for group in self._membership.groups}
+        return all_within(acts, within_ns)
+
+    def look_at_device(self, within_ns: int) -> DeviceAnswer:
+        device = self._membership.device
+        why = all_within({"": lambda: torch.cuda.synchronize(device)}, within_ns)
+        if not why:
+            return DeviceAnswer()
+        return DeviceAnswer(is_late=True) if LATE in why[0] else DeviceAnswer(error=why[0])
 
     def listen(self, on_error: Callable[[str], None], on_enter: Callable[[int], None]) -> None:
         self._membership.on_error = on_error
@@ -143,6 +162,22 @@ def process_group() -> Any:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed
+
+
+def all_groups_are_ours() -> bool:
+    """Whether every collective of this process goes through a `Membership`."""
+    distributed = process_group()
+    if distributed is None:
+        return True  # ranks that share nothing but their steps
+    from keepstep.edge.torch.groups import TorchGroup
+
+    groups = distributed.distributed_c10d._world.pg_map
+    return all(isinstance(group, TorchGroup) for group in groups)
+
+
+def uses_device() -> bool:
+    """Whether what is computed may be ordered on a device and done later."""
+    return torch.cuda.is_available()
 
 
 def gather_objects(mine: Any) -> list[Any]:

@@ -33,7 +33,8 @@ from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.orphans import end_orphans
 from keepstep.edge.os.rank_ends import EndWatch
 from keepstep.errors import ConfigError, KeeperError
-from keepstep.model.launch import AGENT_SOCKET, Launch, RankAssignment, RankEnd
+from keepstep.model.device import STAYING, UNTESTED_NCCL
+from keepstep.model.launch import AGENT_SOCKET, DEFAULT_ROLE, Launch, RankAssignment, RankEnd
 from keepstep.ports import Executor
 
 # It warns that signals are not handled (we do) and that processes are being closed (they are dead).
@@ -113,6 +114,13 @@ def streams(launch: Launch) -> tuple[Streams, Streams]:
         ) from error
 
 
+def line_prefix(role: str, local_rank: int, environ: Mapping[str, str]) -> str:
+    """What stands in front of the lines of a rank that are shown besides: the rank's number in the
+    job, as logs elsewhere name it; torch's words where the user has named a role."""
+    is_named = role != DEFAULT_ROLE
+    return f"{role}{local_rank}" if is_named else f"rank{environ.get('RANK', local_rank)}"
+
+
 class TorchRankProcesses:
     """See `ports.RankProcesses`."""
 
@@ -171,7 +179,7 @@ class TorchRankProcesses:
         context = self._spawn(
             "standby",
             sys.executable,
-            ("-u", "-m", "keepstep.runtime.rank.standby"),
+            ("-u", "-m", "keepstep.runtime.rank.standby", *self._launch.command[1:]),
             [0],
             [self._static_environ()],
         )
@@ -229,7 +237,10 @@ class TorchRankProcesses:
                 args=dict.fromkeys(range(len(ranks)), args),
                 envs={number: dict(environ) for number, environ in enumerate(environs)},
                 logs_specs=logs,
-                log_line_prefixes={number: f"[{name}{rank}]:" for number, rank in enumerate(ranks)},
+                log_line_prefixes={
+                    number: f"[{line_prefix(name, rank, environs[number])}]:"
+                    for number, rank in enumerate(ranks)
+                },
             ).result()
         assert isinstance(context, SubprocessContext)
         self._run_log_dir = logs._run_log_dir
@@ -265,6 +276,8 @@ class TorchRankProcesses:
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
             ),
         }
+        if os.environ.get(UNTESTED_NCCL) == "1":
+            environ |= {v.name: os.environ.get(v.name, v.value) for v in STAYING}
         if self._launch.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             environ["OMP_NUM_THREADS"] = "1"
         return {**environ, **self._environ}

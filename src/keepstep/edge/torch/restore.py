@@ -8,6 +8,7 @@ type), drop or renumber.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,11 +18,20 @@ from typing import Any
 import torch
 
 from keepstep.edge.shm.slot import Slot
-from keepstep.edge.torch.beside import write_beside
+from keepstep.edge.torch.beside import BUCKETS, gradient_names, write_beside
 from keepstep.edge.torch.depth import as_deep_as_pickles
 from keepstep.edge.torch.dtensors import is_dtensor
 from keepstep.edge.torch.first_line import first_line
 from keepstep.edge.torch.fits import check, grow, growth
+from keepstep.edge.torch.in_place import (
+    fill,
+    fill_states,
+    lies_within,
+    loads_as_torch_does,
+    overlaps_itself,
+    state_names,
+    takes,
+)
 from keepstep.edge.torch.made_with import made_with, unheeded
 from keepstep.edge.torch.parts import bare, kind_of, parameters_of, state_of
 from keepstep.edge.torch.plan import ABOUT, BESIDE
@@ -29,10 +39,10 @@ from keepstep.edge.torch.rng import write_rng
 from keepstep.edge.torch.sealed import LiveBlocks
 from keepstep.edge.torch.state import LOADERS, RNG, Protected
 from keepstep.edge.torch.tree import local_part, rebuild
-from keepstep.edge.torch.values import Refill, overlaps_itself, write_tensor
+from keepstep.edge.torch.values import Refill, write_tensor
 from keepstep.edge.torch.views import clone, differing, overlay
 from keepstep.errors import LayoutError, UntrustedError
-from keepstep.model.layout import Layout, Segment
+from keepstep.model.layout import Layout, Segment, TensorSpec
 from keepstep.model.snapshot import SlotHeader
 from keepstep.model.units import MIB
 
@@ -42,19 +52,21 @@ LARGE_BYTES = MIB  # to copy fewer takes no longer than to have a thread do it
 @dataclass(frozen=True)
 class Unpacked:
     """A state that fits, ready to be loaded. `about`: what it says of its parts; `same` and
-    `are_plain`: see `Refill`."""
+    `are_plain`: see `Refill`; `lent`: memory that its tensors may look into, and no live one may
+    when it is loaded."""
 
     tree: dict[str, Any]
     about: Mapping[str, Any]
     same: Mapping[int, int]
     are_plain: bool = False
+    lent: tuple[int, int] = (0, 0)
 
 
 @dataclass
 class _Tensors(Sequence[torch.Tensor]):
-    """A slot's tensors. What a module copies as it loads looks into the slot the first time it is
-    asked for; whoever asks again gets a copy of its own. `begun`: copies that threads make ahead,
-    by their numbers."""
+    """A slot's tensors. What is copied into memory that is there looks into the slot the first time
+    it is asked for; whoever asks again gets a copy of its own. `begun`: copies that threads make
+    ahead, by their numbers."""
 
     slot: Slot
     segments: Sequence[Segment]
@@ -89,7 +101,7 @@ def _tensors_of(
     protected: Protected, slot: Slot, layout: Layout, threads: int
 ) -> Iterator[_Tensors]:
     """The large ones that nothing is copied from as it loads are copied by threads meanwhile."""
-    on_load = _copied_on_load(protected)
+    on_load = _copied_on_load(protected, layout)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="load")
     try:
         begun = {
@@ -118,30 +130,28 @@ def open_snapshot(
             f"{slot.path}: the saved state does not say what it is of in the way keepstep does: "
             f"{error!r}. Nothing is loaded"
         ) from error
-    return Unpacked(tree, about, tensors.same)
+    begin = slot.payload_address
+    return Unpacked(tree, about, tensors.same, lent=(begin, begin + slot.capacity))
 
 
-def caveats(protected: Protected, world_size: int) -> list[str]:
+def caveats(protected: Protected) -> list[str]:
     """What in the training itself would keep a resumed run from being bit-equal to an undisturbed
     one; and, once a state is loaded, which edits of the program it has undone."""
     parts = protected.parts()
     edits = unheeded(protected.made_with, protected.made_with_before, made_with(parts))
     regrouping = [
-        f"{name}: DistributedDataParallel regroups its gradient buckets after the first "
-        "backward pass of a process, "
-        f"so with {world_size} ranks a resumed run may differ in the last bits "
-        "from an undisturbed one; find_unused_parameters=True keeps one grouping"
-        for name, value in parts.items()
-        if isinstance(value, torch.nn.parallel.DistributedDataParallel)
-        and world_size > 2
-        and not value.find_unused_parameters
+        f"{path}: DistributedDataParallel regroups its gradient buckets after the first backward "
+        "pass of a process, and with mixed precision or delayed sums that is not kept: a resumed "
+        "run may differ in the last bits; find_unused_parameters=True keeps one grouping"
+        for path in (() if protected.buckets is None else protected.buckets.not_kept)
     ]
     return [*regrouping, edits] if edits else regrouping
 
 
-def _copied_on_load(protected: Protected) -> set[str]:
-    """Names of the tensors that are copied into memory that is there."""
+def _copied_on_load(protected: Protected, layout: Layout) -> set[str]:
+    """Names of the tensors that are copied into memory that is there, or on a device."""
     names: set[str] = set()
+    specs = {segment.spec.name: segment.spec for segment in layout.segments}
     for name, value in protected.parts().items():
         if isinstance(value, torch.nn.Module):
             module = bare(value)
@@ -149,14 +159,42 @@ def _copied_on_load(protected: Protected) -> set[str]:
             names.update(f"{name}.{k}" for k, _ in module.named_buffers(remove_duplicate=False))
         elif isinstance(value, torch.Tensor):
             names.add(name)
+        elif isinstance(value, torch.optim.Optimizer) and loads_as_torch_does(value):
+            names.update(_of_one_look(state_names(name, value), specs))
+            for index, parameter in enumerate(parameters_of(value)):
+                if parameter.device.type != "cpu":
+                    prefix = f"{name}.state.{index}."
+                    own = (key for key in specs if key.startswith(prefix))
+                    names.update(key for key in own if "." not in key[len(prefix) :])
+    names.update(_of_one_look(gradient_names(protected.parts()), specs))
     return names
+
+
+def _of_one_look(
+    live: Mapping[str, torch.Tensor], specs: Mapping[str, TensorSpec]
+) -> Iterator[str]:
+    """Those whose saved tensor is of the same type and shape on this rank."""
+    for name, tensor in live.items():
+        local, spec = local_part(tensor), specs.get(name)
+        if spec is not None and spec.shape == tuple(local.shape):  # noqa: SIM102
+            if f"torch.{spec.dtype}" == str(local.dtype):
+                yield name
+
+
+def private_bytes(protected: Protected, layout: Layout) -> int:
+    """How much memory of the host a restore needs besides what is live already."""
+    on_load = _copied_on_load(protected, layout)
+    return sum(s.spec.nbytes for s in layout.segments if s.spec.name not in on_load)
 
 
 def apply(protected: Protected, opened: Unpacked) -> list[str]:
     """Load a tree into the live objects, random states last. Returns remarks about what could not
-    be set. Raises LayoutError naming the part that refuses what was saved."""
+    be set. Raises LayoutError naming the part that refuses what was saved; UntrustedError before
+    anything is loaded."""
     tree, refill = opened.tree, Refill(opened.same, opened.are_plain)
     parts = protected.parts()
+    buckets = protected.buckets
+    grouped = {} if buckets is None else buckets.checked(tree.get(BESIDE, {}).get(BUCKETS, {}))
     for name, part in parts.items():
         if isinstance(part, torch.optim.Optimizer):
             wanted = growth(protected, name, opened.about)
@@ -164,14 +202,19 @@ def apply(protected: Protected, opened: Unpacked) -> list[str]:
                 grow(part, wanted)
     for name, part in parts.items():
         _attempt(name, lambda name=name, part=part: _load(part, tree[name], refill))  # type: ignore[misc]
+        if isinstance(part, torch.optim.Optimizer):
+            _give_back(part, *opened.lent)
     with as_deep_as_pickles():
         for name in protected.values:
             protected.values[name] = refill.top(name, protected.values[name], tree[name])
     protected.loaders.load_state_dict(tree.get(LOADERS, {}))
+    remarks = refill.replaced
     if BESIDE in tree:
+        if buckets is not None:  # before gradients come back: they lie in the buckets
+            remarks = remarks + buckets.restore(grouped)
         write_beside(parts, tree[BESIDE], protected.used_gradients)
     protected.made_with_before = opened.about.get("made_with", {})
-    return refill.replaced + (write_rng(tree[RNG]) if RNG in tree else [])
+    return remarks + (write_rng(tree[RNG]) if RNG in tree else [])
 
 
 def _attempt(name: str, load: Callable[[], None]) -> None:
@@ -215,8 +258,16 @@ def _own(state: Any, refill: Refill) -> None:
 
 def _load_module(module: torch.nn.Module, saved: dict[str, Any], refill: Refill) -> None:
     _make_buffers(module, saved)
-    module.load_state_dict(saved)
     live: dict[str, Any] = dict(module.named_buffers(remove_duplicate=False))
+    live.update(module.named_parameters(remove_duplicate=False))
+    ahead = [(live[k], value) for k, value in saved.items() if takes(live.get(k), value)]
+    fill(ahead)
+    there = {id(value): tensor for tensor, value in ahead}
+    given: dict[str, Any] = OrderedDict((k, there.get(id(v), v)) for k, v in saved.items())
+    if hasattr(saved, "_metadata"):  # versions of the modules' states
+        given._metadata = saved._metadata  # type: ignore[attr-defined]
+    module.load_state_dict(given)
+    live = dict(module.named_buffers(remove_duplicate=False))
     live.update(module.named_parameters(remove_duplicate=False))
     for key, tensor in live.items():
         refill.belongs(tensor)
@@ -273,6 +324,9 @@ def _load_optimizer(
     optimizer: torch.optim.Optimizer, saved: dict[str, Any], refill: Refill
 ) -> None:
     parameters = parameters_of(optimizer)
+    if loads_as_torch_does(optimizer):
+        for live, value in fill_states(optimizer, saved["state"]):
+            refill.loaded(value, live)
     optimizer.load_state_dict(saved)
     for index, state in saved["state"].items():
         if not isinstance(index, int):
@@ -282,6 +336,14 @@ def _load_optimizer(
             if isinstance(live, torch.Tensor) and live.dtype != value.dtype:
                 optimizer.state[parameters[index]][key] = value.to(live.device)
     _own(optimizer.state_dict(), refill)
+
+
+def _give_back(optimizer: torch.optim.Optimizer, begin: int, end: int) -> None:
+    """What still looks into the memory that was lent becomes the optimizer's own."""
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if lies_within(value, begin, end):
+                state[key] = value.clone()
 
 
 def prove(

@@ -2,7 +2,8 @@
 
 Their bytes are hashed where they lie, in the order in which the snapshot has them, and compared
 with the table that was sealed with it. So one reading proves two things: that they are what lies in
-the slot, and that this is what was captured.
+the slot, and that this is what was captured. From a device they come back a block at a time: the
+host never holds more of them than a block a thread.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 from keepstep.coding.checksum import in_threads, running_checksum
 from keepstep.edge.shm.slot import Slot
-from keepstep.edge.torch.views import on_host
+from keepstep.edge.torch.views import in_pieces
 from keepstep.model.layout import Layout
 from keepstep.model.snapshot import SlotHeader
 
@@ -30,12 +31,9 @@ class LiveBlocks:
         self, slot: Slot, header: SlotHeader, layout: Layout, live: Mapping[str, torch.Tensor]
     ) -> None:
         self._slot, self._header = slot, header
-        found = [(s, on_host(live[s.spec.name])) for s in layout.segments if s.spec.name in live]
-        self._hosts = [tensor for _, tensor in found]  # their memory is read until the end
+        found = [(s, in_pieces(live[s.spec.name])) for s in layout.segments if s.spec.name in live]
         self.fit = all(tensor.nbytes == s.spec.nbytes for s, tensor in found)
-        self._places = [
-            (s.offset, s.end, tensor.data_ptr()) for s, tensor in found if s.spec.nbytes
-        ]
+        self._places = [(s.offset, s.end, tensor) for s, tensor in found if s.spec.nbytes]
         self._ends = [end for _, end, _ in self._places]
 
     def are_sealed(self, threads: int) -> bool:
@@ -59,14 +57,15 @@ class LiveBlocks:
         at = block * self._header.block_bytes
         until = min(at + self._header.block_bytes, self._header.payload_bytes)
         payload = self._slot.payload
-        for offset, end, address in self._places[bisect_right(self._ends, at) :]:
+        for offset, end, tensor in self._places[bisect_right(self._ends, at) :]:
             if offset >= until:
                 break
             if offset > at:
                 yield payload[at:offset]
                 at = offset
             nbytes = min(end, until) - at
-            yield (ctypes.c_char * nbytes).from_address(address + at - offset)
+            part = tensor[at - offset : at - offset + nbytes].cpu()  # itself where it is there
+            yield (ctypes.c_char * nbytes).from_address(part.data_ptr())
             at += nbytes
         if at < until:
             yield payload[at:until]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from keepstep.edge.torch.beside import UsedGradients, read_beside
+from keepstep.edge.torch.ddp_buckets import Buckets
 from keepstep.edge.torch.dtensors import is_dtensor
 from keepstep.edge.torch.foreign_draws import ForeignDraws
 from keepstep.edge.torch.loader import Loaders
@@ -43,16 +44,27 @@ from keepstep.edge.torch.tree import (
     mesh_key,
     name_tensors,
 )
+from keepstep.edge.torch.unfenced import (
+    path_of,
+    unfenced_remark,
+    why_this_update,
+    why_unfenced,
+)
 from keepstep.errors import ConfigError
 from keepstep.model.layout import Layout, TensorSpec, lay_out
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from keepstep.edge.torch.numbers.copied import KnownBad
+
 RNG = "rng"
 LOADERS = "loaders"
 # random states and loaders, which are always kept, and names of our own in checkpoints
 RESERVED = {RNG, LOADERS, ABOUT, BESIDE, "keepstep", "ranks"}
+
+
+_UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,15 @@ class State:
     copies: tuple[CopyOrder, ...]
     sections: tuple[bytes, ...]
     layout: Layout
+    # by `copies`, of what is counted: the counters that it had when it was gathered
+    versions: tuple[list[int], ...]
     remark: str = ""
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
+
+    def turn_of(self, update: object) -> int | None:
+        """The number of that optimizer in turns; None for anything else."""
+        numbers = (n for n, optimizer in enumerate(self.optimizers) if optimizer is update)
+        return next(numbers, None)
 
     @property
     def items(self) -> tuple[StateItem, ...]:
@@ -144,9 +164,14 @@ class Protected:
     # lazily copied once, found torn, copied at the boundary since
     eager_names: set[str] = field(default_factory=set)
     lazy: bool = True
+    # by id: optimizers whose updates may come without their hooks, and why
+    unfenced: dict[int, str] = field(default_factory=dict)
+    _untold: dict[str, str] = field(default_factory=dict)  # likewise, by path
     # names of types that a saved state may have besides those of the live one
     trusted: tuple[str, ...] = ()
     used_gradients: UsedGradients = field(default_factory=UsedGradients)
+    known_bad: KnownBad | None = None  # None: nobody asks what is finite
+    buckets: Buckets | None = None  # None: sums have one order
     loaders: Loaders = field(default_factory=lambda: Loaders(ForeignDraws()))
     # by name, with what they were made from
     _specs: dict[str, tuple[Any, TensorSpec]] = field(default_factory=dict)
@@ -203,7 +228,7 @@ class Protected:
                 pickler.states_and_values({}, value)
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
+            except _UNPICKLABLE as error:
                 raise _cannot_be_pickled(name, error) from error
 
     def about(self) -> dict[str, Any]:
@@ -243,7 +268,8 @@ class Protected:
         tree: dict[str, Any] = {RNG: read_rng()}
         for path, part in parts.items():
             tree[path] = state_of(part)
-        tree[BESIDE] = read_beside(parts, self.used_gradients)
+        grouped = {} if self.buckets is None else self.buckets.known
+        tree[BESIDE] = read_beside(parts, self.used_gradients, grouped)
         return {**tree, **self.values, LOADERS: self.loaders.state_dict()}
 
     def gather(self) -> State:
@@ -251,9 +277,12 @@ class Protected:
         leaves random states as they were. What seldom changes is asked for only when it has."""
         rng = read_rng()
         parts = self.parts()
+        for optimizer in self.optimizers:
+            if id(optimizer) not in self.unfenced and (why := why_unfenced(optimizer)):
+                self._has_no_fence(optimizer, why)
         try:
             plan = self._plan_for(parts)
-            beside = plan.beside(self.used_gradients)
+            beside = plan.beside(self.used_gradients, self.buckets)
             moving = {RNG: tensors_of(rng), **plan.moving_states()}
             moving[LOADERS] = self.loaders.state_dict()
             kept = beside.kept.after()
@@ -266,17 +295,27 @@ class Protected:
                 self._numbers.of(rng, RNG),
                 pickler.states_and_values(moving, dict(self.values)),
             )
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        except _UNPICKLABLE as error:
             self.check_values()
             states = {k: v for k, v in self.tree().items() if k not in self.values}
             raise _cannot_be_pickled(_unpicklable(states), error) from error
         except ConfigError:
             self.check_values()
             raise
-        if plan.asks_strangers or self.values or moving[LOADERS]:
+        asked_strangers = bool(plan.asks_strangers or self.values or moving[LOADERS])
+        if asked_strangers:
             put_back(rng)
         others = [*beside.kept.items, *kept.items]
-        return self._remarked(self._state(plan, others, sections))
+        return self._remarked(self._state(plan, others, sections, asked_strangers))
+
+    def updates(self, optimizer: torch.optim.Optimizer) -> None:
+        """In its pre-step hook."""
+        if id(optimizer) not in self.unfenced and (why := why_this_update()):
+            self._has_no_fence(optimizer, why)
+
+    def _has_no_fence(self, optimizer: torch.optim.Optimizer, why: str) -> None:
+        self.unfenced[id(optimizer)] = why
+        self._untold[path_of(self.parts(), optimizer)] = why
 
     def _remarked(self, state: State) -> State:
         if self._newcomers is None:
@@ -284,7 +323,12 @@ class Protected:
             first = state.sections  # and not the tensors
             known = self._vocabulary(lambda: uses_of(b"".join(first), SECTIONS))
             self._newcomers = Newcomers(known)
-        remark = self._newcomers.remark(self._kinds, lambda: state.objects, SECTIONS)
+        untold, self._untold = self._untold, {}
+        found = (
+            self._newcomers.remark(self._kinds, lambda: state.objects, SECTIONS),
+            unfenced_remark(untold),
+        )
+        remark = ". ".join(filter(None, found))
         return replace(state, remark=remark) if remark else state
 
     def vocabulary(self, calls: Mapping[Name, Call] | None = None) -> Own:
@@ -307,7 +351,7 @@ class Protected:
     def _plan_for(self, parts: dict[str, Any]) -> StatePlan:
         """The last plan where it still holds."""
         kinds = {name: kind_of(value) for name, value in self.values.items()}
-        made_for = (kinds, set(self.eager_names), self.lazy)
+        made_for = (kinds, set(self.eager_names), self.lazy, dict(self.unfenced))
         plan = self._plan
         if plan is not None and made_for == self._made_for and plan.holds(parts):  # noqa: SIM102
             if plan.watches(self.optimizers) or plan.kept.still == self._still_addresses():
@@ -319,9 +363,14 @@ class Protected:
         return plan
 
     def _state(
-        self, plan: StatePlan, others: Sequence[StateItem], sections: tuple[bytes, ...]
+        self,
+        plan: StatePlan,
+        others: Sequence[StateItem],
+        sections: tuple[bytes, ...],
+        asked_strangers: bool,
     ) -> State:
-        """`others`: what was found behind what is in the plan."""
+        """`others`: what was found behind what is in the plan. `asked_strangers`: what is kept may
+        have been written to since it was looked at."""
         first = len(plan.kept.items)
         is_known = plan.copies is not None and [i.spec for i in others] == [
             s.spec for s in self._layout.segments[first:]
@@ -332,8 +381,13 @@ class Protected:
                 self._layout = lay_out(specs)
         segments = self._layout.segments
         if plan.copies is None:
-            plan.copies = CopyOrder.of(plan.kept.items, segments[:first])
-        return State((plan.copies, CopyOrder.of(others, segments[first:])), sections, self._layout)
+            watched = () if plan.watch is None else plan.watch.tensors
+            plan.copies = CopyOrder.of(plan.kept.items, segments[:first], watched)
+        copies = (plan.copies, CopyOrder.of(others, segments[first:]))
+        known = plan.copies.versions() if asked_strangers else plan.versions()
+        versions = (known, copies[1].versions())
+        optimizers = tuple(self.optimizers)
+        return State(copies, sections, self._layout, versions, optimizers=optimizers)
 
     def meshes(self) -> dict[MeshKey, DeviceMesh]:
         """Every mesh that a protected DTensor is on."""
@@ -343,17 +397,25 @@ class Protected:
                 found.setdefault(mesh_key(tensor.device_mesh), tensor.device_mesh)
         return found
 
-    def _still_addresses(self) -> frozenset[int]:
+    def _still_addresses(self) -> dict[int, tuple[int, int]]:
+        """With the turn of each: the number of the optimizer and the parameter that it is updated
+        with."""
         if not self.lazy:
-            return frozenset()
+            return {}
         # Only what a torch optimizer owns is known to stand still until its pre-step hook has run.
-        addresses = set()
-        for optimizer in self.optimizers:
-            for parameter in parameters_of(optimizer):
-                addresses.add(_address(parameter))
-            for state in optimizer.state.values():
-                addresses.update(_address(v) for v in state.values() if isinstance(v, torch.Tensor))
-        return frozenset(addresses)
+        turns: dict[int, tuple[int, int]] = {}
+        for number, optimizer in enumerate(self.optimizers):
+            if id(optimizer) in self.unfenced:
+                continue
+            index_of = {}
+            for index, parameter in enumerate(parameters_of(optimizer)):
+                index_of[id(parameter)] = index
+                turns.setdefault(_address(parameter), (number, index))
+            for key, state in optimizer.state.items():
+                for value in state.values():
+                    if isinstance(value, torch.Tensor):
+                        turns.setdefault(_address(value), (number, index_of.get(id(key), 0)))
+        return turns
 
 
 def tensor_names(parts: Mapping[str, Any]) -> dict[int, str]:
@@ -373,13 +435,15 @@ def _buffers(part: torch.nn.Module) -> list[str]:
 
 
 def _all_tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
-    for value in values:
+    """However deep, and once where something holds itself."""
+    waiting, seen = list(values), set[int]()
+    while waiting:
+        value = waiting.pop()
         if isinstance(value, torch.Tensor):
             yield value
-        elif isinstance(value, dict):
-            yield from _all_tensors(value.values())
-        elif isinstance(value, (list, tuple)):
-            yield from _all_tensors(value)
+        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += value.values() if isinstance(value, dict) else value
 
 
 def _cannot_be_pickled(name: str, error: Exception) -> ConfigError:
@@ -391,6 +455,6 @@ def _unpicklable(states: dict[str, Any]) -> str:
     for name, value in states.items():
         try:
             TreePickler(Kept(), {}, {}).states(value)
-        except (pickle.PicklingError, AttributeError, TypeError):
+        except _UNPICKLABLE:
             return name
     return "the state"

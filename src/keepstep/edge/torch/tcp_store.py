@@ -1,9 +1,10 @@
 """Embedded KV: `ports.KV` over a TCPStore that is hosted by one of the agents that use it.
 
 Moves keys and values. The one on whose machine the endpoint lies hosts the store, unless somebody
-does already. Whoever hosts it is a single point of failure: any other node may die at any time;
-when the host is lost so is every key. Nothing is written to a disk, and nothing is secret from who
-can reach the endpoint.
+does already. When it is lost so is every key: its successor, or whoever's machine has the name
+then, hosts the next store, empty, and the agents say again what they know
+(`runtime/agent/meeting.py`). Nothing is written to a disk, and nothing is secret from who can reach
+the endpoint.
 
 What torch's TCPStore does was tried out (2.13). An operation that waits blocks every other one of
 the same client: each thread has a client of its own (`edge/net/kv_client.py`). A wait that runs out
@@ -70,6 +71,12 @@ class TcpStoreClient:
             now = swapped.decode("utf-8", "surrogateescape")
         # it answers with what was expected when nothing is there
         return None if now == before else now
+
+    def swap_while(
+        self, guard: tuple[str, str], key: str, expected: str | None, value: str
+    ) -> str | None:
+        there, now = self.read([guard[0], key])
+        return self.swap(key, expected, value) if there == guard[1] else now
 
     def read(self, keys: Sequence[str]) -> list[str | None]:
         with self._reached():

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 # changes with each step and the plain values, which know each other's objects.
 SECTIONS = (1, 1, 1, 2)
 
+AT_BOUNDARY = (-1, 0)  # before all updates
+
 _NUMBERS = {int, float, bool, str, type(None)}
 _GLOBALS = (type, FunctionType, BuiltinFunctionType)  # pickled by their names
 
@@ -45,7 +47,8 @@ class StateItem:
     still until the next update.
 
     `address` is where its bytes lie as they are to be kept, None when they must go through torch.
-    `whole`: the DTensor that `local` is this rank's part of, if it is one.
+    `whole`: the DTensor that `local` is this rank's part of, if it is one. `turn`: of a lazy one,
+    whose update overwrites it, and after how many others.
     """
 
     spec: TensorSpec
@@ -53,6 +56,7 @@ class StateItem:
     lazy: bool
     address: int | None = None
     whole: DTensor | None = None
+    turn: tuple[int, int] = AT_BOUNDARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,29 @@ def by_address(tensor: torch.Tensor) -> bool:
     )
 
 
+Place = tuple[Any, ...]
+
+
+def look_of(tensor: torch.Tensor) -> Place:
+    """What of a tensor decides how its bytes are kept, but for where they lie."""
+    return (
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.device,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def place_of(tensor: torch.Tensor, look: Place | None = None) -> Place | None:
+    """Equal for two tensors that are the same bytes, looked at alike. None where there are none.
+    `look`: its `look_of`, where that is known."""
+    if not tensor.numel():
+        return None
+    return (tensor.data_ptr(), *(look_of(tensor) if look is None else look))
+
+
 def mesh_key(mesh: DeviceMesh) -> MeshKey:
     """Equal for two meshes of the same ranks in the same places."""
     names = None if mesh.mesh_dim_names is None else tuple(mesh.mesh_dim_names)
@@ -111,15 +138,22 @@ def name_tensors(tree: Any, name: str, names: dict[int, str]) -> None:
 
 
 def named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor in dicts, lists and tuples, with its dotted path."""
+    """Every tensor in dicts, lists and tuples, with its dotted path; what holds itself is not gone
+    through again."""
+    return _named_tensors(tree, name, set())
+
+
+def _named_tensors(tree: Any, name: str, around: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    around.add(id(tree))
     prefix = f"{name}." if name else ""
     for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
         if type(value) in _NUMBERS:
             continue  # most of what long lists hold
         if isinstance(value, torch.Tensor):
             yield f"{prefix}{key}", value
-        elif isinstance(value, (dict, list, tuple)):
-            yield from named_tensors(value, f"{prefix}{key}")
+        elif isinstance(value, (dict, list, tuple)) and id(value) not in around:
+            yield from _named_tensors(value, f"{prefix}{key}", around)
+    around.discard(id(tree))
 
 
 def shared_names(tree: Any) -> dict[str, str]:
@@ -155,18 +189,19 @@ def _as_dtensor(
 
 class Kept:
     """The tensors of one state as they are found, in order. `still`: addresses of what stands still
-    until the next update; `specs`, by name, and `kinds`, every class and function that was pickled,
-    outlive it. `base`: what was found before, whose numbers come first."""
+    until the next update, with their turns (`StateItem`); `specs`, by name, and `kinds`, every
+    class and function that was pickled, outlive it. `base`: what was found before, whose numbers
+    come first."""
 
     def __init__(
         self,
-        still: frozenset[int] = frozenset(),
+        still: Mapping[int, tuple[int, int]] | None = None,
         eager_names: Set[str] = frozenset(),
         specs: dict[str, tuple[Any, TensorSpec]] | None = None,
         base: Kept | None = None,
         kinds: set[Any] | None = None,
     ) -> None:
-        self.still = still
+        self.still = {} if still is None else still
         self.kinds = set() if kinds is None else kinds
         self.items: list[StateItem] = []
         self._eager_names = eager_names
@@ -174,6 +209,7 @@ class Kept:
         self._base = base
         self._first: int = 0 if base is None else base.total
         self._seen: dict[tuple[Any, ...], int] = {}
+        self._taken: set[str] = set()  # names
 
     def after(self) -> Kept:
         """For what is found from here on; this one stays as it is."""
@@ -187,33 +223,40 @@ class Kept:
         """The number under which its bytes are kept, once however many names they have. `names`: by
         `id(tensor)`."""
         local = local_part(value)
-        look = (
-            local.dtype,
-            local.shape,
-            local.stride(),
-            local.device,
-            local.is_conj(),
-            local.is_neg(),
-        )
-        key = (local.data_ptr(), *look) if local.numel() else None
+        look = look_of(local)
+        key = place_of(local, look)
         known = None if key is None else self._find(key)
         if known is not None:
             return known
         index = self.total
         if key is not None:
             self._seen[key] = index
-        name = names.get(id(value), f"<hidden {index}>")
+        name = self._own_name(names.get(id(value), f"<hidden {index}>"))
         address = local.data_ptr()
+        turn = None if name in self._eager_names else self.still.get(address)
         self.items.append(
             StateItem(
                 self._spec(name, value, local, look),
                 local,
-                lazy=address in self.still and name not in self._eager_names,
+                lazy=turn is not None,
                 address=address if by_address(local) else None,
                 whole=value if is_dtensor(value) else None,
+                turn=turn or AT_BOUNDARY,
             )
         )
         return index
+
+    def _own_name(self, name: str) -> str:
+        """That of no other: `{"a.b": x, "a": {"b": y}}` has two of one path."""
+        number, own = 1, name
+        while self._is_taken(own):
+            number += 1
+            own = f"{name}#{number}"
+        self._taken.add(own)
+        return own
+
+    def _is_taken(self, name: str) -> bool:
+        return name in self._taken or (self._base is not None and self._base._is_taken(name))
 
     def _find(self, key: tuple[Any, ...]) -> int | None:
         index = self._seen.get(key)

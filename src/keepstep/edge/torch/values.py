@@ -14,6 +14,7 @@ the saved one takes its place.
 from __future__ import annotations
 
 import copy
+import copyreg
 import logging
 import random
 import sys
@@ -30,6 +31,7 @@ from uuid import UUID
 import torch
 
 from keepstep.edge.torch.dtensors import is_dtensor
+from keepstep.edge.torch.in_place import overlaps_itself
 from keepstep.edge.torch.parts import PlaceOfPart
 from keepstep.edge.torch.tree import local_part
 
@@ -39,11 +41,6 @@ _UNCHANGING = (int, float, complex, str, bytes, tuple, frozenset, PurePath, UUID
 _CONTAINERS = (dict, list, set, deque, bytearray)
 _BARE = (*_CONTAINERS, defaultdict)
 _BOUND = (types.MethodType, types.BuiltinFunctionType, partial)
-
-
-def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Expanded: several of its values are one place in memory."""
-    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def write_tensor(live: torch.Tensor, saved: torch.Tensor) -> None:
@@ -223,7 +220,7 @@ class Refill:
     def _object(self, live: Any, saved: Any) -> Any:
         """Attributes and slots of an object that pickles as objects do."""
         kind = type(live)
-        if not _pickles_as_objects_do(kind):
+        if not _pickles_as_objects_do(kind) or not _has_content(live):
             return saved
         if hasattr(kind, "__setstate__"):
             state = copy.copy(saved.__reduce_ex__(2)[2])
@@ -315,9 +312,20 @@ def _changes(live: Any) -> bool:
     return any(_slots(type(live))) or any(hasattr(live, name) for name in changing)
 
 
+def _has_content(live: Any) -> bool:
+    """Whether there is something in it that can be changed: else what it is was said when it was
+    made."""
+    kind = type(live)
+    return hasattr(live, "__dict__") or any(_slots(kind)) or hasattr(kind, "__setstate__")
+
+
 def _pickles_as_objects_do(kind: Any) -> bool:
+    """Whether all that an object is stands in its attributes and slots."""
     if kind is types.SimpleNamespace:
         return True
+    is_made_of = hasattr(kind, "__getnewargs__") or hasattr(kind, "__getnewargs_ex__")
+    if is_made_of or kind in copyreg.dispatch_table:
+        return False
     plain: Any = object
     return kind.__reduce__ is plain.__reduce__ and kind.__reduce_ex__ is plain.__reduce_ex__
 

@@ -58,6 +58,15 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
+def in_pieces(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes, one after the other, on the device where it is: any part of them can be had by
+    itself."""
+    flat = tensor.detach()
+    if not flat.is_contiguous() or flat.is_conj() or flat.is_neg():
+        flat = on_host(tensor)
+    return flat.reshape(-1).view(torch.uint8)
+
+
 def differing(
     slot: Slot, segments: Sequence[Segment], tensors: Sequence[torch.Tensor]
 ) -> list[str]:

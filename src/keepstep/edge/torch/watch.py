@@ -170,11 +170,16 @@ class _Shelf:
 
     def __init__(self, containers: Iterable[Any], tensors: Iterable[torch.Tensor]) -> None:
         self._containers = _Containers(containers)
-        self._tensors = list({id(tensor): tensor for tensor in tensors}.values())
-        self._looks = Looks(self._tensors)
+        self.tensors = list({id(tensor): tensor for tensor in tensors}.values())
+        self._looks = Looks(self.tensors)
+
+    @property
+    def versions(self) -> list[int]:
+        """The tensors' counters at the last look."""
+        return self._looks.versions
 
     def is_as_it_was(self) -> bool:
-        return self._containers.are_as_they_were() and self._looks.are(self._tensors)
+        return self._containers.are_as_they_were() and self._looks.are(self.tensors)
 
 
 class _Modules(_Shelf):
@@ -257,6 +262,15 @@ class Watch:
     def modes(self) -> list[bool]:
         """Of all modules, which of them train, as it was at the last look."""
         return [mode for shelf in self._modules for mode in shelf.modes]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that are watched; one may be there twice."""
+        return list(chain.from_iterable(shelf.tensors for shelf in self._shelves))
+
+    def versions(self) -> Iterator[int]:
+        """Their counters at the last look."""
+        return chain.from_iterable(shelf.versions for shelf in self._shelves)
 
     def _frame_now(self) -> Iterator[Any]:
         """What everything else hangs on."""

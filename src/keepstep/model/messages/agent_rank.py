@@ -68,10 +68,12 @@ class ConnectionSuspect:
 
 @dataclass(frozen=True, slots=True)
 class StandbyReady:
-    """This process has imported torch and can become a rank."""
+    """This process has imported torch and can become a rank. `unbuilt`: what it was to build ahead
+    and could not; empty: nothing."""
 
     KIND: ClassVar[str] = "standby"
     pid: Rank
+    unbuilt: Sentence = ""
 
 
 # -- an agent to its ranks

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from keepstep.model.bounds import (
+    Checksum,
     Count,
     Length,
     Port,
@@ -27,7 +28,9 @@ StateSource = Literal["memory", "store", "fresh"]
 class JoinVote:
     """Where do we resume? `holds`: the stamps this rank has proven; `foreign_world`: its slots are
     of a job with so many ranks. `fresh`: it belongs to a run that is to start over, and has not
-    begun it yet."""
+    begun it yet. `group`, `digests`: as in `core/resume/cut.py`, `Holding`. `doubted_from`: states
+    of that step and of later ones may be wrong. `goes_on`: the present launch of the job has
+    trained on what memory holds here."""
 
     KIND: ClassVar[str] = "join"
     rank: Rank
@@ -36,6 +39,10 @@ class JoinVote:
     holds: tuple[Stamp, ...]
     foreign_world: Rank | None = None
     fresh: bool = False
+    group: Checksum = 0
+    digests: tuple[tuple[Stamp, Checksum], ...] = ()
+    doubted_from: StepNumber | None = None
+    goes_on: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,40 @@ class Goodbye:
     why: Sentence
 
 
+SeenText = Annotated[str, Length(12_000)]  # core/numbers/told_sight.py
+
+
+@dataclass(frozen=True, slots=True)
+class HaltWord:
+    """About all ranks standing behind one step, from one of them (core/numbers/halt.py). `turn`: 0
+    in front of the step's body, 1 behind it. `seen`: what it has seen, where it stands there."""
+
+    KIND: ClassVar[str] = "halt"
+    rank: Rank
+    world_size: WorldSize
+    epoch: Count
+    step: StepNumber
+    turn: Count
+    says: Literal["asks", "stands", "agrees", "leaves"]
+    seen: SeenText = ""
+
+
 # -- a keeper to its ranks
+
+
+@dataclass(frozen=True, slots=True)
+class HaltOrder:
+    """To all ranks. halt: stand there, who is not past it. tell: what ranks from `first` on have
+    seen; who knows it of all agrees. go: all have agreed. void: nobody stands there any more."""
+
+    KIND: ClassVar[str] = "halt-order"
+    epoch: Count
+    step: StepNumber
+    turn: Count
+    orders: Literal["halt", "tell", "go", "void"]
+    seen: tuple[SeenText, ...] = ()
+    first: Rank = 0
+    why: Sentence = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +192,11 @@ class VoteDelayed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDone:
-    """`step`: of the checkpoint that answers the question, if there is one."""
+    """How a checkpoint that was asked for has ended: what `job.persist(...)` resolves to.
+
+    `ticket`: which question this answers. `ok`: whether the checkpoint is in the store. `step`: of
+    the checkpoint that answers the question, if there is one. `why`: one sentence.
+    """
 
     KIND: ClassVar[str] = "persisted"
     ticket: Count
@@ -268,6 +312,7 @@ FromRank = (
     | StateUnusable
     | PageChanged
     | WantCheckpoint
+    | HaltWord
     | Goodbye
     | Listen
     | BeginMesh
@@ -281,6 +326,7 @@ ToRank = (
     | VoteRefused
     | VoteDelayed
     | CheckpointDone
+    | HaltOrder
     | SlotDamaged
     | Released
     | Listening

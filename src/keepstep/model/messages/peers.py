@@ -1,8 +1,9 @@
 """What the keepers of different nodes say to each other, over their links.
 
 A `MeshMessage` is about one mesh and says its version: one of an older mesh is dropped, one of a
-mesh that is not known yet waits until it is. `LinkGoodbye` is the link's own and goes no further;
-what else the ends of a link tell each other is no message but a `Signal` (`model/wire.py`).
+mesh that is not known yet waits until it is. `LinkStreams` and `LinkGoodbye` are the link's own and
+go no further; what else the ends of a link tell each other is no message but a `Signal`
+(`model/wire.py`).
 
 Rows that come by the thousand (a rank in a report, a snapshot in an inventory) are named tuples,
 which cross as lists.
@@ -18,6 +19,9 @@ from keepstep.model.bounds import (
     ByteCount,
     Checksum,
     Count,
+    HostName,
+    Length,
+    Port,
     Range,
     Rank,
     Sentence,
@@ -25,7 +29,10 @@ from keepstep.model.bounds import (
     Text,
     WorldSize,
 )
+from keepstep.model.links import LinkRow
 from keepstep.model.messages.keeper_rank import (
+    HaltOrder,
+    HaltWord,
     StateLoaded,
     StateSource,
     StateUnusable,
@@ -34,9 +41,10 @@ from keepstep.model.messages.keeper_rank import (
     VoteRefused,
 )
 from keepstep.model.messages.persister import ActName
+from keepstep.model.replicas import ReplicaDifference
 from keepstep.model.restore_sources import HeldParity, HeldSnapshot, RestoreSource
 from keepstep.model.snapshot import Stamp
-from keepstep.model.wire import BlockRange
+from keepstep.model.wire import MAX_ADDRESSES, MAX_STREAMS, BlockRange
 
 # -- to the leader: what a node has
 
@@ -53,13 +61,16 @@ class InventoryReport:
 
 class RanksReport(NamedTuple):
     """The snapshots of each of these ranks, which are alike: sealed, being written, and proven by
-    all their holders; and the newest step about which the rank has decided."""
+    all their holders; and the newest step about which the rank has decided. `group`, `digests`: of
+    what other ranks have, too (`core/resume/cut.py`, `Holding`)."""
 
     ranks: tuple[Rank, ...]
     sealed: tuple[Stamp, ...]
     pending: Stamp | None
     decided_step: StepNumber
     protected: tuple[Stamp, ...]
+    group: Checksum = 0
+    digests: tuple[tuple[Stamp, Checksum], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,8 @@ class NodeReport:
     `committed`, `target`, `inherited`: as in the last `HorizonWord` that this node has heard.
     `snapshot_bytes`: of all its ranks' snapshots of one step; `free_bytes`: of its memory.
     `span_steps`: so many steps the captures of its slowest rank take.
-    `hindered`: what keeps the policy from being followed; empty when nothing does.
+    `policy`: that this node follows, auto before it knows one; `hindered`: what keeps it from being
+    followed, empty when nothing does.
     """
 
     KIND: ClassVar[str] = "report"
@@ -83,6 +95,16 @@ class NodeReport:
     hindered: Sentence
     ranks: tuple[RanksReport, ...]
     span_steps: Count = 1
+    policy: Text = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """How fast this node's copies went to other nodes since it last said so."""
+
+    KIND: ClassVar[str] = "links"
+    mesh_version: Count
+    rows: tuple[LinkRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +133,8 @@ class HorizonWord:
     alive: tuple[Stamp, ...]
     decided_step: StepNumber
     period_steps: Count = 1
+    agreed_steps: Count = 0
+    difference: ReplicaDifference | None = None
 
 
 class NodeRange(NamedTuple):
@@ -248,7 +272,7 @@ class SnapshotUnproven:
 
 
 # -- the vote about the state from which all resume (core/resume/vote.py); what a rank says of an
-# offer, and what it is told in the end, crosses as it is
+# offer, and what it is told in the end, crosses as it is, and so does what is said about a halt
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +281,8 @@ class RankJoined:
 
     `holds`: the stamps it has proven. `foreign_world`: its slots are of a job with so many ranks.
     `completed_step`: how far its last life had come; `failed`: whether that told of an error.
-    `epoch`: the newest that its node knows. `fresh`: its run is to start over.
+    `epoch`: the newest that its node knows. `fresh`: its run is to start over. `group`, `digests`,
+    `doubted_from`, `goes_on`: as in `JoinVote`.
     """
 
     KIND: ClassVar[str] = "join"
@@ -270,6 +295,10 @@ class RankJoined:
     epoch: Count
     failed: bool
     fresh: bool = False
+    group: Checksum = 0
+    digests: tuple[tuple[Stamp, Checksum], ...] = ()
+    doubted_from: StepNumber | None = None
+    goes_on: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +330,8 @@ class OfferWord:
     sources: tuple[RestoreSource, ...]
 
 
-VoteToLeader = RankJoined | RankGone | StateLoaded | StateUnusable | RanksTrain
-VoteToAll = OfferWord | TrainingPermitted | VoteRefused | VoteDelayed
+VoteToLeader = RankJoined | RankGone | StateLoaded | StateUnusable | RanksTrain | HaltWord
+VoteToAll = OfferWord | TrainingPermitted | VoteRefused | VoteDelayed | HaltOrder
 VoteBody = VoteToLeader | VoteToAll
 
 
@@ -353,13 +382,14 @@ class ActOrdered:
 
 @dataclass(frozen=True, slots=True)
 class ActAnswer:
-    """To the leader: how that went."""
+    """To the leader: how that went. `hung`: as in `ActDone`."""
 
     KIND: ClassVar[str] = "done"
     act: ActName
     attempt: Count
     ok: bool
     why: Sentence
+    hung: bool = False
 
 
 CheckpointBody = CheckpointAsked | CheckpointAnswer | ActOrdered | ActAnswer
@@ -375,6 +405,23 @@ class CheckpointWord:
 
 
 # -- the link's own
+
+
+class KeeperAddress(NamedTuple):
+    """Where a keeper listens."""
+
+    host: HostName
+    port: Port
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStreams:
+    """Over how many streams this side sends its blocks, and all addresses at which it is reached,
+    the one that is known first. Who dials sees to it that there are so many."""
+
+    KIND: ClassVar[str] = "streams"
+    streams: Annotated[int, Range(1, MAX_STREAMS)]
+    addresses: Annotated[tuple[KeeperAddress, ...], Length(MAX_ADDRESSES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +455,7 @@ class SeveralMessages:
 MeshMessage = (
     InventoryReport
     | NodeReport
+    | LinkReport
     | RanksEnded
     | HorizonWord
     | SafetyWord
@@ -417,4 +465,4 @@ MeshMessage = (
     | VoteWord
     | CheckpointWord
 )
-KeeperMessage = MeshMessage | LinkGoodbye
+KeeperMessage = MeshMessage | LinkStreams | LinkGoodbye

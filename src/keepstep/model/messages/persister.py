@@ -29,12 +29,14 @@ class CheckpointAct:
 
 @dataclass(frozen=True, slots=True)
 class ActDone:
-    """`there`: the whole checkpoint has been in the store all along."""
+    """`there`: the whole checkpoint has been in the store all along. `hung`: the store did not
+    answer, and the persister was given up over it: said by the keeper in its stead."""
 
     KIND: ClassVar[str] = "done"
     ok: bool
     why: Sentence
     there: bool = False
+    hung: bool = False
 
 
 ToPersister = CheckpointAct | NotUnderstood

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from keepstep.core.recovery.restart_budget import RestartBudget
 from keepstep.core.recovery.restarts import CODE_AT_FAULT, Restarts
@@ -37,6 +38,7 @@ from keepstep.model.restarts import (
     End,
     Event,
     MeetingLost,
+    PartSick,
     Progressed,
     RanksExited,
     RanksStarted,
@@ -50,7 +52,9 @@ from keepstep.model.restarts import (
     Tell,
     TimeUp,
 )
+from keepstep.model.units import counted
 from keepstep.ports import Timer
+from keepstep.runtime.agent.beat import Beat
 from keepstep.runtime.agent.enforcer import Enforcer
 from keepstep.runtime.agent.keeper_client import AgentKeeperClient
 from keepstep.runtime.agent.multi_node import MultiNode
@@ -81,7 +85,8 @@ class Agent:
         self._restarts = Restarts(launch.ranks, launch.max_restarts, options.has_store, budget)
         self._keeper = AgentKeeperClient(world, options.job_dir, self)
         self._server = RankServer(options.job_dir / SOCKET, world.serve_boxes, self)
-        self._enforcer = Enforcer(world, options, self._server)
+        self._enforcer = Enforcer(world, options, self._server, self._why_no_swap)
+        self._beat = Beat(world.clock, world.memory, options.job_dir)
         self._group = RankGroup(
             world, options, launch, self._server, self._enforcer, self._happened
         )
@@ -97,7 +102,10 @@ class Agent:
         self._is_entering = False  # an attempt is formed, and its ranks are not started yet
         self._later: deque[Callable[[], None]] = deque()  # what came meanwhile
         self._time_up: Timer | None = None  # of the last action
+        self._has_left = False  # its place to a spare, which may have come or not
         self._is_over = False
+        self._suspecting: set[int] = set()  # ranks that lost a connection in this attempt
+        self._unbuilt = ""  # what the last process that stood by could not build
 
     def _new_replacement(self, node: int = 0, hosts: Sequence[str] = ()) -> NodeReplacement:
         world = self._world
@@ -136,8 +144,8 @@ class Agent:
         command = " ".join(launch.command)
         nodes = f" on each of {launch.nodes} nodes" if launch.nodes > 1 else ""
         why = (
-            f"job {options.job}: {launch.ranks} ranks{nodes} of `{command}`, at most "
-            f"{launch.max_restarts} restarts"
+            f"job {options.job}: {counted(launch.ranks, 'rank')}{nodes} of `{command}`, at most "
+            f"{counted(launch.max_restarts, 'restart')}"
         )
         self._world.journal.record(
             "job-started",
@@ -146,6 +154,7 @@ class Agent:
             job=options.job,
             ranks=launch.ranks,
             budget=options.budget,
+            takes_over=options.predecessor is not None,
         )
         if options.predecessor is None:
             self._begin_looking()
@@ -176,6 +185,7 @@ class Agent:
 
     def _begin_looking(self) -> None:
         self._world.timers.after(self._options.deadlines.tick_ns, self._look)
+        self._look_at_steps()
         self._join()
 
     def _join(self, leave: bool = False, failure: Failure | None = None) -> None:
@@ -223,18 +233,44 @@ class Agent:
         safety = read_node_safety(self._world.memory, self._options.job_dir)
         return self._group.place.node in expendable(safety, self._members)
 
+    def _why_no_swap(self) -> str:
+        """Why this node cannot leave its place to a spare for a rank that is slow."""
+        if not self._members:
+            return "the job has one node"
+        if self._has_left:
+            return "this node has left its place once before"
+        if not self._is_expendable():
+            return "the other nodes' memory cannot do without this one now"
+        return ""
+
     def _look(self) -> None:
         if self._is_over:
             return
         self._world.timers.after(self._options.deadlines.tick_ns, self._look)
+        self._beat.tick(self._group.place.node)
         if self._is_entering:
             return
         for event in self._enforcer.look():
-            self._happened(event)
+            self._happened(self._with_prospects(event))
         if self._restarts.awaited_step is not None:
             step = self._enforcer.completed_step
             if step is not None:
                 self._happened(Progressed(step))
+
+    def _look_at_steps(self) -> None:
+        after_ns = self._enforcer.look_at_steps_after_ns
+        if self._is_over or after_ns is None:
+            return
+        self._world.timers.after(after_ns, self._look_at_steps)
+        for event in () if self._is_entering else self._enforcer.look_at_steps():
+            self._happened(event)
+
+    def _with_prospects(self, event: Event) -> Event:
+        """What of a sick part only the agent knows."""
+        if not isinstance(event, PartSick):
+            return event
+        step = self._group.completed_step
+        return replace(event, expendable=self._is_expendable(), completed_step=step)
 
     # -- what the ranks say
 
@@ -242,18 +278,27 @@ class Agent:
         self._group.rank_has_state()
 
     def rank_regrouped(self) -> None:
+        self._suspecting.clear()
         self._group.rank_regrouped()
 
     def rank_cannot_stay(self, rank: int) -> None:
         self._group.rank_cannot_stay(rank)
 
     def rank_suspects(self, rank: int, why: str) -> None:
+        if rank in self._suspecting:
+            return  # it has several to each peer, and all end at once
+        self._suspecting.add(rank)
         told = f"rank {rank} lost a connection: {why}; that alone does not say that a rank is lost"
-        self._world.journal.record("suspicion", told, rank=rank)
+        # For the journal alone: when a rank dies all others say so, and a line tells of its end.
+        self._world.journal.record("suspicion", told, DEBUG, rank=rank)
 
-    def standby_ready(self, pid: int) -> bool:
+    def standby_ready(self, pid: int, unbuilt: str) -> bool:
         if pid != self._world.processes.standby_pid:
             return False  # a killed agent's: it ends now
+        if unbuilt and unbuilt != self._unbuilt:
+            self._unbuilt = unbuilt
+            told = f"the process that stands by cannot build {unbuilt}; the program will"
+            self._world.journal.record("caveat", told, WARNING)
         why = f"process {pid} stands by to become a rank"
         self._world.journal.record("standby-ready", why, pid=pid)
         return True
@@ -341,6 +386,7 @@ class Agent:
         self._group.enter(formed.place, formed.keep, killed)
 
     def _start(self, formed: Formed, formed_ns: int) -> None:
+        self._suspecting.clear()
         mesh = formed.mesh
         hosts: tuple[str, ...] = ()
         if mesh is not None:
@@ -376,6 +422,7 @@ class Agent:
         place = self._group.place
         vacant = self._replacement.vacant
         if action.leave:
+            self._has_left = True
             vacant = (*vacant, place.node)
         verdict = Verdict(
             "again",

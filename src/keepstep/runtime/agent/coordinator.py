@@ -8,7 +8,8 @@ while all train nobody is called).
 
 `core/recovery/leader_lease.py` decides who coordinates. What a coordinator knows it reads where the
 agents meet: another takes over from nothing. Verdicts are first-writer-wins, so an order too many
-is no second verdict. Never touches a rank; when it ends, what is under way goes on.
+is no second verdict; and a verdict is written only while the lease stands by which it was granted
+(with etcd in one transaction). Never touches a rank; when it ends, what is under way goes on.
 """
 
 from __future__ import annotations
@@ -160,8 +161,14 @@ class Coordinator:
                 self._journal.record("order-refused", told, WARNING, term=term)
 
     async def _order(self, attempt: int, order: OrderGranted) -> None:
-        verdict = Verdict("again", order.order)
-        if await self._record.say(attempt, verdict) == verdict:
+        verdict, lease = Verdict("again", order.order), self._leadership.lease
+        assert lease is not None, "it was granted by its renewal"
+        said = await self._record.say_while(lease, attempt, verdict)
+        if said is None:
+            told = f"the order of term {order.term} ({order.order}) was refused: another one leads"
+            self._journal.record("order-refused", told, WARNING, term=order.term)
+            return
+        if said == verdict:
             why = f"told the other nodes about attempt {attempt}: {order.order}"
             self._journal.record("attempt-wanted", why, attempt=attempt, term=order.term)
         await self._call_off(attempt)

@@ -1,30 +1,38 @@
 """Enforcer: what the agent does about what its monitor sees of the node's ranks, and about their
 ends.
 
-Comes in: that it is time to look, or that a rank has ended. Goes out: diagnoses in the journal,
-SIGKILL to the rank that a diagnosis blames, and events for `core/recovery/restarts.py`. Starts
-nobody. A rank that was killed for a diagnosis comes back here as an end, like any other.
+Comes in: that it is time to look, or that a rank has ended. Goes out: diagnoses and sick parts in
+the journal, SIGKILL to the rank that a diagnosis blames, and events for
+`core/recovery/restarts.py`. Starts nobody. A rank that was killed for a diagnosis comes back here
+as an end, like any other.
 
 Invariant: a rank is killed at most once a life; a second diagnosis means that it outlived SIGKILL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from keepstep.core.detection.diagnosis import cause_of
+from keepstep.core.postmortem.message import clause_of, pattern_of
 from keepstep.core.recovery.recurrence import normalised
 from keepstep.model.diagnosis import Diagnosis
 from keepstep.model.events import INFO, WARNING
 from keepstep.model.failure import Cause, Failure
 from keepstep.model.launch import ErrorReport, RankAssignment, RankEnd
-from keepstep.model.restarts import AttemptWanted, Event, Exit, RanksUndead
+from keepstep.model.restarts import AttemptWanted, Event, Exit, LeaveWanted, RanksUndead
 from keepstep.model.signals import signal_words
 from keepstep.runtime.agent.evidence_board import EvidenceBoard
 from keepstep.runtime.agent.monitor import Monitor
+from keepstep.runtime.agent.parts_watch import PartsWatch
 from keepstep.runtime.agent.rank_server import RankServer
+from keepstep.runtime.agent.slow_ranks import SlowRanks
 from keepstep.runtime.agent.world import AgentOptions, AgentWorld
+
+
+def _not_wished() -> str:
+    return 'slow_ranks is not "swap"'
 
 
 @dataclass
@@ -39,7 +47,14 @@ class _WatchedAttempt:
 class Enforcer:
     """Of one node's ranks, one attempt after the other."""
 
-    def __init__(self, world: AgentWorld, options: AgentOptions, server: RankServer) -> None:
+    def __init__(
+        self,
+        world: AgentWorld,
+        options: AgentOptions,
+        server: RankServer,
+        why_no_swap: Callable[[], str] = lambda: "",
+    ) -> None:
+        """why_no_swap: why a spare cannot take this node's place, although that is wished for."""
         self._world = world
         self._options = options
         self._server = server
@@ -47,6 +62,36 @@ class Enforcer:
         self._first_rank = 0
         self._attempt = _WatchedAttempt()
         self._monitor = self._new_monitor()
+        self._slow = (
+            SlowRanks(
+                world.memory,
+                world.probes,
+                world.executor,
+                world.journal,
+                options.job_dir,
+                why_no_swap if options.swaps_slow_nodes else _not_wished,
+                lambda: self.completed_step,
+                lambda: None if self._parts is None else self._parts.slowed_cpu,
+            )
+            if options.tells_slow_ranks
+            else None
+        )
+        self._parts = self._new_parts_watch()
+
+    def _new_parts_watch(self) -> PartsWatch | None:
+        world, policies = self._world, self._options.part_policies
+        if world.parts is None or policies is None:
+            return None
+        return PartsWatch(
+            world.parts.prober,
+            world.clock,
+            world.memory,
+            world.journal,
+            self._options.job_dir,
+            policies,
+            world.parts.table,
+            self._options.canary_every_ns,
+        )
 
     def _new_monitor(self) -> Monitor:
         world = self._world
@@ -79,6 +124,8 @@ class Enforcer:
             self._monitor.close()
             self._monitor = self._new_monitor()
         self._monitor.begin(pids, self._world.clock.monotonic_ns(), board)
+        if self._slow is not None:
+            self._slow.begin(pids, place.world_size)
 
     @property
     def completed_step(self) -> int | None:
@@ -88,17 +135,39 @@ class Enforcer:
     def forget(self, ranks: Collection[int]) -> None:
         """These ranks on this node are being killed, and nobody asks why they end."""
         for rank in ranks:
-            self._monitor.forget(self._first_rank + rank)
+            self._forget(self._first_rank + rank)
+
+    def _forget(self, rank: int) -> None:
+        self._monitor.forget(rank)
+        if self._slow is not None:
+            self._slow.forget(rank)
 
     def close(self) -> None:
         self._monitor.close()
+        if self._slow is not None:
+            self._slow.close()
+        if self._parts is not None:
+            self._parts.close()
 
-    # -- ranks that do not go on
+    # -- ranks that do not go on, parts that are sick
 
     def look(self) -> Iterator[Event]:
         now_ns = self._world.clock.monotonic_ns()
         for diagnosis in self._monitor.tick(now_ns):
             yield from self._act_on(diagnosis, now_ns)
+        if self._parts is not None:
+            yield from self._parts.tick()
+
+    @property
+    def look_at_steps_after_ns(self) -> int | None:
+        """None: nobody wants to know who is slow."""
+        return None if self._slow is None else self._slow.tick_ns
+
+    def look_at_steps(self) -> Iterator[Event]:
+        """Ranks that are slow."""
+        now_ns = self._world.clock.monotonic_ns()
+        if self._slow is not None and (why := self._slow.tick(now_ns)):
+            yield LeaveWanted(why, now_ns, self.completed_step)
 
     def _act_on(self, diagnosis: Diagnosis, now_ns: int) -> Iterator[Event]:
         """A rank that will not go on by itself is killed, and its end is told; if it is nobody in
@@ -147,7 +216,7 @@ class Enforcer:
             code = 0
         diagnosis = self._monitor.explain_exit(rank, code, message)
         step = self._monitor.step_of(rank)
-        self._monitor.forget(rank)
+        self._forget(rank)
         if diagnosis.kind == "premature-exit":
             code, message = 1, diagnosis.why  # the others would wait for it for ever
         if end.rank in self._attempt.condemned:
@@ -156,15 +225,24 @@ class Enforcer:
         elif code:
             self._tell(diagnosis, INFO)
         failure = self._failure(end.rank, diagnosis, step, end.report) if code else None
-        found = Exit(rank, code, message, failure, bool(code) and end.report.is_refusal)
+        report = end.report if code else ErrorReport()
+        found = Exit(rank, code, message, failure, report.is_refusal, report.is_stop)
         if code:
             self._attempt.failures.append(found)
         level = WARNING if code else INFO
-        why = f"{found} (process {end.pid})"
-        self._world.journal.record(
-            "rank-exited", why, level, rank=rank, pid=end.pid, code=code, message=message
-        )
+        clause, meaning = self._meaning(end.report.message) if code else ("", {})
+        why = f"{found} (process {end.pid}){clause}"
+        facts = {"rank": rank, "pid": end.pid, "code": code, "message": message, **meaning}
+        self._world.journal.record("rank-exited", why, level, **facts)
         return found
+
+    def _meaning(self, message: str) -> tuple[str, dict[str, str]]:
+        """What the table of patterns says of the program's last words: for the sentence, and as
+        data. Nothing is decided by it."""
+        table = self._world.patterns
+        if table is None or (pattern := pattern_of(message, table)) is None:
+            return "", {}
+        return clause_of(pattern, table), {"failure_class": pattern.kind, "role": pattern.role}
 
     def _failure(
         self, local_rank: int, diagnosis: Diagnosis, step: int | None, report: ErrorReport

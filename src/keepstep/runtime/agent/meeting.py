@@ -18,9 +18,8 @@ the next one.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from keepstep.core.recovery.rendezvous import (
@@ -32,7 +31,7 @@ from keepstep.core.recovery.rendezvous import (
     present,
 )
 from keepstep.errors import ConfigError, KeeperError, KeepstepError, MeetingError
-from keepstep.model.attempts import Arrival, Opening, Verdict
+from keepstep.model.attempts import Opening, Verdict
 from keepstep.model.events import WARNING
 from keepstep.model.launch import Launch, RankAssignment
 from keepstep.model.mesh import Mesh
@@ -42,19 +41,20 @@ from keepstep.ports import KV, Timer
 from keepstep.runtime.agent.coordinator import SILENT_NS, Coordinator, Presence
 from keepstep.runtime.agent.meeting_record import CALLED_OFF, MeetingRecord
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest
+from keepstep.runtime.agent.standing import FIRST_NS, NONE_BEFORE, Lived, Standing, TakenSeat
 from keepstep.runtime.agent.tasks import Answer, Task, sleep
 from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 
 LOOK_AGAIN_NS = 20 * MS_NS
-# So long the nodes of the attempt before may take their places before others do.
-FIRST_NS = 2 * S_NS
 # So long at least all nodes have to come to the first attempt.
 BEGINS_NS = 60 * S_NS
 # So long a node that would leave waits for one that comes instead.
 LEAVES_NS = 5 * S_NS
 # So long the nodes of an attempt have to come to the KV of the one that follows its killed host.
 ALONE_NS = 300 * S_NS
-NONE_BEFORE = Verdict("again", "")  # where there is no attempt that this one follows
+# Whoever waits looks so often whether what it has said still stands.
+STANDS_NS = 5 * S_NS
+WELL_AGAIN_NS = 30 * S_NS  # likewise, who has ended well and waits for the others
 KINDS = {"again": "attempt-wanted", "stop": "job-stopped", "done": "job-done"}  # of journal events
 
 
@@ -72,61 +72,6 @@ class MeetingHearer(Protocol):
         """There is no KV any more."""
 
     def failed(self, error: KeepstepError) -> None: ...
-
-
-@dataclass(slots=True)
-class TakenSeat:
-    """This agent's `place` in an attempt, -1 for none; `places`: those that nodes have taken."""
-
-    attempt: int
-    place: int
-    places: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Lived:
-    """An attempt that was formed, as all its nodes have seen it. `answers`: by place."""
-
-    seats: tuple[Arrival, ...]
-    answers: dict[int, str]
-
-
-@dataclass(slots=True)
-class Standing:
-    """Where this node stands, in whichever KV the nodes meet.
-
-    mine: how it arrives. follows: the attempt in which this node's agent was killed; -1 for none.
-    seat: the newest it had. number: the attempt that it lives in or is to take part in, -1 when it
-    has come newly; first: what that was when it came; before: the verdict before that.
-    not_before_ns: when it may take part again, as that verdict said. request: what has not been
-    answered by an attempt. lived: attempt `number`, once formed. verdict: the newest `again` it
-    heard; last: the last word about the job; judged: the attempt that it had a word about, and what
-    became of that, which it may not have heard as the others do. is_well: its ranks have ended well
-    in `number`. words: what is still to be said.
-    """
-
-    mine: Arrival
-    seat: TakenSeat
-    follows: int = -1
-    number: int = -1
-    first: int = 0
-    before: Verdict = NONE_BEFORE
-    waits_ns: int = 0
-    not_before_ns: int = 0
-    request: JoinRequest | None = None
-    lived: Lived | None = None
-    verdict: Verdict | None = None
-    judged: tuple[int, Verdict] | None = None
-    last: Verdict | None = None
-    is_well: bool = False
-    words: deque[Word] = field(default_factory=deque)
-    secret: str | None = None
-
-    def go_on(self, verdict: Verdict) -> None:
-        """To the attempt after this one, which has ended."""
-        self.number, self.before = self.number + 1, verdict
-        self.waits_ns = 0 if self.seat.place >= 0 else FIRST_NS
-        self.lived, self.is_well, self.verdict = None, False, verdict
 
 
 Word = Callable[["Meeting"], Coroutine[Answer[Any], None, None]]
@@ -212,16 +157,17 @@ class Meeting:
             await self.say(seat.attempt, Verdict("done", why))
 
     async def give_up_if_alone(self) -> None:
-        """Whoever follows the killed host of a KV, and whom nobody joins in the new one."""
+        """Whoever has a KV of its own in place of a killed host's, or since its ranks ended well,
+        and whom nobody joins."""
         standing = self._standing
-        if standing.follows < 0 or standing.lived is not None:
+        if standing.lived is not None or not (standing.follows >= 0 or standing.was_well):
             return
         seats = await self._record.seats(standing.number, self._launch.nodes)
         if set(present(seats)) <= {standing.seat.place}:
             self._owner.failed(
                 MeetingError(
-                    f"none of the nodes of attempt {standing.follows} has come to the new meeting "
-                    f"point within {human_ns(ALONE_NS)}: they have ended, or cannot reach it"
+                    "none of the other nodes has come to the new meeting point within "
+                    f"{human_ns(ALONE_NS)}: they have ended, or cannot reach it"
                 )
             )
 
@@ -257,7 +203,9 @@ class Meeting:
                 number += 1  # the others are on their way to the next
             await self._record.call_off(number, nodes)  # they may be waiting for more to come
         if self.kv.hosted:
-            seats = await self._record.seats(number, nodes)
+            lived = self._standing.lived
+            # As all have seen it: what stands there now somebody may have taken away.
+            seats = lived.seats if lived else await self._record.seats(number, nodes)
             others = [place for place in present(seats) if place != seat.place]
             while None in await self._record.marks(number, "heard", others):
                 await sleep(self._world.timers, LOOK_AGAIN_NS)
@@ -274,7 +222,7 @@ class Meeting:
         while True:
             if standing.lived is None:
                 await self._take_part()
-            verdict = await record.wait_for_verdict(standing.number)
+            verdict = await self._verdict()
             if verdict.outcome != "again":
                 standing.last = verdict
             if standing.seat.place >= 0:
@@ -286,6 +234,16 @@ class Meeting:
             standing.not_before_ns = self._world.clock.monotonic_ns() + verdict.wait_ns
             if was_formed:
                 self._owner.ended(verdict)
+
+    async def _verdict(self) -> Verdict:
+        """About the attempt this node lives in. Who has ended well says so again while it waits."""
+        standing = self._standing
+        while True:
+            found = await self._record.wait_for_verdict(standing.number, WELL_AGAIN_NS)
+            if found is not None:
+                return found
+            if standing.is_well and not self._is_speaking:
+                self.speak(Meeting.say_ended_well)
 
     async def _begin(self) -> Verdict | None:
         """Find the attempt that is to come; the last word about the job, if there is one."""
@@ -320,15 +278,18 @@ class Meeting:
         waits_ns = standing.waits_ns
         if waits_ns and not await self._may_go_first(number, standing.before.vacant):
             await record.wait_for_marks(number, "full", within_ns=waits_ns)
-        place = await self._take_seat(number)
-        if place >= 0:  # whoever follows this agent ends an attempt that waits for it
-            self._world.take_part(number)
-        standing.seat = TakenSeat(number, place, range(self._launch.nodes))
-        found = await self._form(standing.before.keep) if place >= 0 else None
+        await self._sit_down(number)
+        found = await self._form(standing.before.keep) if standing.seat.place >= 0 else None
         if found is not None:
             formed, standing.lived = found
             standing.request = None
             self._owner.formed(formed)
+
+    async def _sit_down(self, number: int) -> None:
+        place = await self._take_seat(number)
+        if place >= 0:  # whoever follows this agent ends an attempt that waits for it
+            self._world.take_part(number)
+        self._standing.seat = TakenSeat(number, place, range(self._launch.nodes))
 
     # -- a KV that knows nothing, or not all
 
@@ -345,12 +306,7 @@ class Meeting:
         if is_forming or (lived is not None and not is_same):
             # Some nodes may have formed it and others not, or others have begun anew here.
             before = standing.before if is_forming else replace(NONE_BEFORE, keep=True)
-            why = "the nodes had to find a new place to meet"
-            verdict = Verdict(
-                "again", why, keep=before.keep, vacant=before.vacant, least=before.least
-            )
-            await self.say(number, verdict)
-            await record.call_off(number, self._launch.nodes)
+            await self._begin_anew(number, before, "the nodes had to find a new place to meet")
         newest = await self._newest(standing.first, max(0, standing.first - 1))
         if isinstance(newest, Verdict):
             return newest
@@ -505,11 +461,18 @@ class Meeting:
     async def _form(self, keep: bool) -> tuple[Formed, Lived] | None:
         """The attempt, once all have answered; None when there is a verdict before that."""
         began_ns = self._world.clock.monotonic_ns()
-        seat, record = self._standing.seat, self._record
-        number, nodes_wanted = seat.attempt, self._launch.nodes
-        await self._wait_until_full(number)
+        record = self._record
+        number, nodes_wanted = self._standing.seat.attempt, self._launch.nodes
+        if not await self._wait_until_full(number):
+            return None
+        seat = self._standing.seat
         seats = await record.seats(number, nodes_wanted)
-        if await record.verdict(number) is not None or None in seats:
+        if await record.verdict(number) is not None:
+            return None
+        own = seats[seat.place]
+        if None in seats or own is None or own.token != self._standing.mine.token:
+            why = "where the nodes meet somebody has taken a node's place away"
+            await self._begin_anew(number, self._standing.before, why)
             return None
         seat.places = present(seats)
         arrivals = [arrival for arrival in seats if arrival is not None and not arrival.is_vacant]
@@ -518,8 +481,12 @@ class Meeting:
         self._standing.mine = replace(self._standing.mine, node=node)
         answer = str(self._open_place()) if node == 0 else "yes"
         await record.mark(number, "ready", seat.place, answer)
-        texts = await record.wait_for_marks(number, "ready", seat.places)
-        if texts is None or CALLED_OFF in texts:
+        while (
+            texts := await record.wait_for_marks(number, "ready", seat.places, STANDS_NS)
+        ) is None:
+            await record.mark(number, "full")
+            await record.mark(number, "ready", seat.place, answer)
+        if CALLED_OFF in texts:
             return None
         version = mesh_version(number, self._first_version, arrivals)
         mesh = Mesh(version, node, members_of(arrivals), self._secret, self._options.encrypt)
@@ -570,16 +537,27 @@ class Meeting:
             waited_ns=took_ns,
         )
 
-    async def _wait_until_full(self, number: int) -> None:
+    async def _wait_until_full(self, number: int) -> bool:
         """Until all nodes are there, or the attempt is closed with fewer because the time for more
-        is over."""
+        is over. False: another one has this node's place, and none is left for it."""
         nodes = self._launch.nodes
         least = max(self._launch.min_nodes, self._standing.before.least)
         within_ns = None
         if least < nodes:
             patience_ns = round(self._options.shrink_after_s * S_NS)
             within_ns = max(patience_ns, 0 if number else BEGINS_NS)
-        while await self._record.wait_for_marks(number, "full", within_ns=within_ns) is None:
+        clock, began_ns = self._world.clock, self._world.clock.monotonic_ns()
+        while True:
+            left_ns = None if within_ns is None else within_ns - clock.monotonic_ns() + began_ns
+            look_ns = STANDS_NS if left_ns is None else max(0, min(STANDS_NS, left_ns))
+            if await self._record.wait_for_marks(number, "full", within_ns=look_ns) is not None:
+                return True
+            if not await self._still_stands(number):
+                await self._sit_down(number)
+                if self._standing.seat.place < 0:
+                    return False
+            if left_ns is None or left_ns > STANDS_NS:
+                continue
             here = len(present(await self._record.seats(number, nodes)))
             if here >= least:
                 waited = human_ns(within_ns or 0)
@@ -591,6 +569,22 @@ class Meeting:
                     "attempt-closed", why, WARNING, attempt=number, here=here, nodes=nodes
                 )
                 await self._record.close_seats(number, nodes)
+            began_ns = clock.monotonic_ns()
+
+    async def _still_stands(self, number: int) -> bool:
+        """What this node has said is said again where somebody took it away; whether its place in
+        the attempt is still its own."""
+        standing, record = self._standing, self._record
+        if standing.verdict is not None and number > 0:
+            await record.say(number - 1, standing.verdict)
+        there = await record.take_seat(number, standing.seat.place, standing.mine)
+        return there.token == standing.mine.token
+
+    async def _begin_anew(self, number: int, before: Verdict, why: str) -> None:
+        """All are to meet in the next attempt."""
+        verdict = Verdict("again", why, keep=before.keep, vacant=before.vacant, least=before.least)
+        await self.say(number, verdict)
+        await self._record.call_off(number, self._launch.nodes)
 
 
 def _keeper_of(request: JoinRequest) -> Listening:

@@ -126,13 +126,22 @@ class MeetingRecord:
         """The verdict about the attempt: this one, if it is the first."""
         return await self._put(f"{attempt}/verdict", verdict, Verdict)
 
+    async def say_while(self, lease: Lease, attempt: int, verdict: Verdict) -> Verdict | None:
+        """The same, if the register says that still: one transaction, where etcd is met in. None:
+        another one coordinates, and nothing is said about the attempt."""
+        key = f"{attempt}/verdict"
+        guard = LEADER, _encode(lease)
+        text = await ask(self._kv.swap_while, guard, key, None, _encode(verdict))
+        return _decode(text, Verdict) if text else None
+
     async def verdict(self, attempt: int) -> Verdict | None:
         text = (await ask(self._kv.read, [f"{attempt}/verdict"]))[0]
         return _decode(text, Verdict) if text else None
 
-    async def wait_for_verdict(self, attempt: int) -> Verdict:
-        texts = await ask(self._kv.wait, [f"{attempt}/verdict"], None)
-        return _decode(texts[0], Verdict)
+    async def wait_for_verdict(self, attempt: int, within_ns: int | None = None) -> Verdict | None:
+        """None when it did not come in time."""
+        texts = await ask(self._kv.wait, [f"{attempt}/verdict"], within_ns)
+        return None if texts is None else _decode(texts[0], Verdict)
 
     # -- a roll call
 

@@ -7,19 +7,27 @@ it; a look costs what has happened since the last one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from keepstep.core.detection.links_now import LinksNow
+from keepstep.core.detection.slow_now import SlowNow
 from keepstep.core.economics.goodput import Ledger, StepTempo
+from keepstep.core.parts.judgement import as_of
 from keepstep.core.resume.cut import cut, holding_of
 from keepstep.edge.net.metrics_server import Reading
 from keepstep.edge.shm.collective_profile_page import COUNT_FILE, read_word
 from keepstep.edge.shm.horizon_page import HorizonPage
+from keepstep.edge.shm.node_safety_file import read_node_safety
+from keepstep.edge.shm.parts_file import read_parts
 from keepstep.edge.shm.slot_store import SHELVES
 from keepstep.model.events import Event
+from keepstep.model.parts import PartsReport
 from keepstep.model.rhythm import Interleaved
 from keepstep.model.snapshot import RankStatus
+from keepstep.model.topology import NoRedundancy
 from keepstep.ports import Clock, Memory
 
 Pages = Mapping[int, tuple[bool, RankStatus | None]]  # by rank: whether it lives, and its page
@@ -55,11 +63,15 @@ class Metrics:
         self._read_pages = read_pages
         self._keeper_lives = keeper_lives
         self._ledger = Ledger()
+        self._counted: Counter[str] = Counter()  # events, by kind
+        self._stored_step: int | None = None
+        self._slow = SlowNow()
+        self._links = LinksNow()
 
     def read(self) -> Reading:
         """What there is to tell now."""
         for event in self._journal.read():
-            self._ledger.add(event)
+            self._take(event)
         ranks = self._read_pages()
         living = [page for alive, page in ranks.values() if alive and page is not None]
         tempos = [
@@ -79,7 +91,33 @@ class Metrics:
                 (r.cause, r.took_ns, r.lost_steps) for r in self._ledger.recovered(now_ns)
             ),
             interleaved=read_word(self._memory, self._job_dir / COUNT_FILE, Interleaved),
+            stored_step=self._stored_step,
+            counted=self._counted,
+            redundancy_is_off=self._redundancy_is_off(),
+            slow_ratios=self._slow.excess_ratios(),
+            slow_links=tuple((t.side, t.nodes, t.ratio) for t in self._links.slow()),
+            damaged_counts=self._links.damaged_counts(),
+            parts=self._parts(),
         )
+
+    def _parts(self) -> PartsReport | None:
+        report = read_parts(self._memory, self._job_dir)
+        clock = self._clock
+        return None if report is None else as_of(report, clock.monotonic_ns(), clock.boot())
+
+    def _take(self, event: Event) -> None:
+        self._ledger.add(event)
+        self._slow.add(event)
+        self._links.add(event)
+        self._counted[event.kind] += 1
+        step = event.data.get("step")
+        if event.kind == "persisted" and isinstance(step, int):
+            self._stored_step = step
+
+    def _redundancy_is_off(self) -> bool | None:
+        """None in a job of one node, or while nobody has told."""
+        told = read_node_safety(self._memory, self._job_dir)
+        return None if told is None else told.get("policy") == str(NoRedundancy())
 
     def _held_bytes(self) -> dict[str, int]:
         held = {kind: self._bytes_below(self._job_dir / below) for kind, below in SHELVES.items()}

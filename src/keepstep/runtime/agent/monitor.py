@@ -33,7 +33,7 @@ from keepstep.model.diagnosis import (
 )
 from keepstep.model.events import ERROR, WARNING
 from keepstep.model.snapshot import RankStatus
-from keepstep.model.units import S_NS, human_ns
+from keepstep.model.units import S_NS, counted, human_ns
 from keepstep.ports import Executor, Journal, Memory, Probes
 from keepstep.runtime.agent.evidence_board import EvidenceBoard
 
@@ -368,7 +368,7 @@ class Monitor:
                 self._journal.record("stacks", why, WARNING)
             else:
                 self.stacks = found
-                why = f"the stacks of {len(pids)} ranks are in {found}"
+                why = f"the stacks of {counted(len(pids), 'rank')} are in {found}"
                 self._journal.record("stacks", why, directory=found)
 
         def save() -> str | OSError:

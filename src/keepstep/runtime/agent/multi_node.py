@@ -20,9 +20,10 @@ from keepstep.model.launch import Launch
 from keepstep.model.units import S_NS
 from keepstep.ports import KV, Timer
 from keepstep.runtime.agent.evidence_board import EvidenceBoard
-from keepstep.runtime.agent.meeting import Meeting, Standing, TakenSeat, Word
+from keepstep.runtime.agent.meeting import Meeting, Word
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest, RendezvousHearer
 from keepstep.runtime.agent.signed_kv import SignedKV
+from keepstep.runtime.agent.standing import Standing, TakenSeat
 from keepstep.runtime.agent.tasks import Answer
 from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 
@@ -163,7 +164,7 @@ class MultiNode:
                 WARNING,
             )
         else:
-            kv = SignedKV(kv, secret, self._world.timers, self._refused)
+            kv = SignedKV(kv, secret, self._world.timers, self._refused, self._options.job)
         if self._why_away:
             self._why_away = ""
             if self._late is not None:

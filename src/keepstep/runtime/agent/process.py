@@ -12,28 +12,37 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from keepstep.config import Config, Settings, resolve
 from keepstep.core.economics.retention import check_rules
+from keepstep.core.parts.kernel_log import load_table
+from keepstep.core.postmortem.table import parse_table
 from keepstep.core.redundancy.placement import place
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, AGENT_WITH_PROCESS
+from keepstep.edge.kubernetes.provider import KubernetesProvider
 from keepstep.edge.net import boxes
 from keepstep.edge.net.keepers import KeeperSocket
 from keepstep.edge.net.metrics_server import Exposition, Reading
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.flock import hold, is_held
 from keepstep.edge.os.job_directory import claim_job_dir
-from keepstep.edge.os.journal import FileJournal, JournalTail
+from keepstep.edge.os.journal import FileJournal, JournalTail, read_journal
 from keepstep.edge.os.loop import Loop
-from keepstep.edge.os.needs import check_needs
+from keepstep.edge.os.needs import check_needs, unsigned_blocks
+from keepstep.edge.os.orphans import end_orphans
+from keepstep.edge.os.own_tables import kernel_text, pattern_text
 from keepstep.edge.os.provider import CommandProvider
 from keepstep.edge.os.signals import Signals
 from keepstep.edge.os.threads import Threads
+from keepstep.edge.parts.probe import Targets
+from keepstep.edge.parts.prober_process import ChildProber
+from keepstep.edge.parts.traces import TRACES
 from keepstep.edge.probes.devices import visible_devices
 from keepstep.edge.probes.node import NodeProbes
 from keepstep.edge.shm.memory import MEMORY
@@ -42,13 +51,15 @@ from keepstep.edge.torch.meeting_place import StoreMeetingPlaces, local_address
 from keepstep.edge.torch.ranks import TorchRankProcesses, streams
 from keepstep.edge.torch.tcp_store import open_embedded
 from keepstep.errors import ConfigError, IdentityError, KeepstepError
+from keepstep.model.events import WARNING
+from keepstep.model.hosts import first_host
 from keepstep.model.launch import AGENT_SOCKET, Launch
 from keepstep.model.topology import Auto, parse_policy, topology
-from keepstep.ports import Hearer, OpenKV
+from keepstep.ports import Hearer, Journal, NodeProvider, OpenKV
 from keepstep.runtime.agent.agent import SOCKET, Agent
 from keepstep.runtime.agent.metrics import Metrics
 from keepstep.runtime.agent.supervisor import SIGNALS, AgentReport, predecessor_of
-from keepstep.runtime.agent.world import AgentOptions, AgentWorld
+from keepstep.runtime.agent.world import AgentOptions, AgentWorld, PartsWorld
 from keepstep.runtime.job_name import default_job
 from keepstep.runtime.keeper_search import KeeperSearches
 
@@ -57,7 +68,23 @@ LOCK_WITHIN_S = 2.0  # an agent that has just been killed may not be gone yet
 WORKERS = 4  # a look at ranks may hang; another one must not wait for it
 
 
-def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int:
+class Closeable(Protocol):
+    """Something that is served."""
+
+    def close(self) -> None:
+        """Serve it no longer."""
+
+
+# Serves the job's dashboard where the settings want one. Raises ConfigError.
+ServeDashboard = Callable[[Settings, FileJournal], Closeable | None]
+
+
+def supervise(
+    launch: Launch,
+    config: Config,
+    environ: Mapping[str, str],
+    serve_dashboard: ServeDashboard = lambda settings, journal: None,
+) -> int:
     """Run the job to its end; the exit code. Raises KeepstepError when it cannot begin."""
     handed_down = {"KEEPSTEP_AGENT": str(os.getpid())}
     job = launch.job or default_job(launch.argv)
@@ -68,17 +95,29 @@ def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int
     streams(launch)
     claim_job_dir(settings.job_dir)
     _be_the_only_one(settings)
+    before = predecessor_of(environ)
+    if launch.nodes == 1 and before is not None and _is_over(settings, before.pids):
+        _tell_over(settings, environ)
+        return 0
+    if before is None:
+        _end_left_ranks(settings)
     rank_environ = {
         **replace(config, job=settings.job).to_env(),
         **handed_down,
         AGENT_SOCKET: str(settings.job_dir / SOCKET),
     }
     with ExitStack() as undo:
-        return _run(launch, settings, environ, rank_environ, undo)
+        return _run(launch, settings, environ, rank_environ, serve_dashboard, undo)
 
 
 def _check_sizes(launch: Launch, settings: Settings) -> None:
     """Raises ConfigError when the job could not go on with as few nodes as it may."""
+    if settings.slots == 1 and launch.min_nodes == 1:
+        raise ConfigError(
+            "slots: expected 2 or more in a job that may be on one node, where nobody else has the "
+            f"snapshot while the only slot is overwritten, found slots=1 and --nnodes "
+            f"{launch.min_nodes}:{launch.nodes}"
+        )
     if launch.min_nodes == launch.nodes:
         return
     sizes = f"--nnodes {launch.min_nodes}:{launch.nodes}"
@@ -93,6 +132,44 @@ def _check_sizes(launch: Launch, settings: Settings) -> None:
             place(policy, topology(launch.min_nodes))
         except ConfigError as error:
             raise ConfigError(f"{sizes}: redundancy {error}") from error
+
+
+def _end_left_ranks(settings: Settings) -> None:
+    """When the supervisor of a run is killed with its agent, the ranks train on. Whoever starts the
+    same command again wants this run: two lives of a rank must not be, and the others' keepers
+    would meet anew over ranks that train. What they had done lies in memory."""
+    ended = end_orphans({AGENT_SOCKET: str(settings.job_dir / SOCKET)})
+    if not ended:
+        return
+    with closing(FileJournal(settings.journal_path, "agent")) as journal:
+        why = (
+            f"processes of an earlier run of this job had gone on without an agent ({len(ended)}): "
+            "they are ended, and the ranks start from memory"
+        )
+        journal.record("left-ranks-ended", why, WARNING, ended=ended)
+
+
+def _is_over(settings: Settings, agent_pids: Sequence[int]) -> bool:
+    """Whether all ranks that the agents before this one had started have ended well while nobody
+    looked: then their memory is gone, and to start them again would be to begin anew. A journal
+    that is another user's does not count, nor what it tells of another run: this one's first word
+    may be missing in it."""
+    is_ours = is_over = False
+    for event in read_journal(settings.journal_path, own=True):
+        if event.kind == "job-started":
+            is_ours, is_over = event.data.get("pid") in agent_pids, False
+        elif event.kind == "resumed":
+            is_over = False
+        elif event.kind == "job-over":
+            is_over = is_ours and bool(event.data.get("ok"))
+    return is_over
+
+
+def _tell_over(settings: Settings, environ: Mapping[str, str]) -> None:
+    with closing(FileJournal(settings.journal_path, "agent")) as journal:
+        why = "all ranks had ended well when the node's agent was gone: nothing is left to do"
+        journal.record("job-ended", why, ok=True)
+    AgentReport(environ).say_last_word(0)
 
 
 def _be_the_only_one(settings: Settings) -> None:
@@ -114,6 +191,7 @@ def _run(
     settings: Settings,
     environ: Mapping[str, str],
     rank_environ: Mapping[str, str],
+    serve_dashboard: ServeDashboard,
     undo: ExitStack,
 ) -> int:
     loop = Loop()
@@ -122,6 +200,7 @@ def _run(
     undo.callback(signals.close)
     journal = FileJournal(settings.journal_path, "agent")
     undo.callback(journal.close)
+    tell_unsigned(launch, settings, journal)
     metrics = ServedMetrics(settings)
     undo.callback(metrics.stop)
     executor = Threads(WORKERS, loop.post)
@@ -129,6 +208,9 @@ def _run(
     options = _options(launch, settings, environ)
     if settings.metrics_port is not None:
         metrics.start(settings.metrics_port)
+    dashboard = _dashboard(serve_dashboard, settings, journal, options)
+    if dashboard is not None:
+        undo.callback(dashboard.close)
 
     report = AgentReport(environ)
 
@@ -157,6 +239,8 @@ def _run(
         show=lambda text: print(text, file=sys.stderr),
         pid=os.getpid(),
         interpreter=sys.executable,
+        parts=_parts(loop, settings),
+        patterns=parse_table(pattern_text()),
     )
     outcome: list[int | KeepstepError] = []
     agent = Agent(world, options, launch, outcome.append)
@@ -167,6 +251,26 @@ def _run(
     if isinstance(outcome[0], KeepstepError):
         raise outcome[0]
     return outcome[0]
+
+
+def tell_unsigned(launch: Launch, settings: Settings, journal: Journal) -> None:
+    """Where blocks cross between nodes, and nobody signs them, and nobody has decided so."""
+    if launch.nodes > 1 and (unsigned := unsigned_blocks(settings)):
+        journal.record("blocks-unsigned", unsigned, WARNING)
+
+
+def _dashboard(
+    serve: ServeDashboard, settings: Settings, journal: FileJournal, options: AgentOptions
+) -> Closeable | None:
+    """Raises ConfigError where it cannot be served; an agent that follows a killed one goes on
+    without."""
+    try:
+        return serve(settings, journal)
+    except ConfigError as error:
+        if options.predecessor is None:
+            raise
+        journal.record("dashboard-missing", f"nobody serves the dashboard: {error}", WARNING)
+        return None
 
 
 class ServedMetrics:
@@ -218,7 +322,7 @@ def _options(launch: Launch, settings: Settings, environ: Mapping[str, str]) -> 
     return AgentOptions.of(
         settings,
         launch,
-        host=settings.host or found,
+        host=first_host(settings.host) or found,
         devices=tuple(visible_devices(environ)),
         predecessor=predecessor_of(environ),
     )
@@ -228,7 +332,20 @@ def _serve(loop: Loop, journal: FileJournal, path: Path, hearer: Hearer) -> boxe
     return boxes.listen(loop, path, AGENT_WITH_PROCESS, lambda box: hearer, journal.record)
 
 
-def _provider(settings: Settings) -> CommandProvider | None:
+def _parts(loop: Loop, settings: Settings) -> PartsWorld:
+    store = settings.store
+    targets = Targets(
+        arena_dir=settings.arena_dir,
+        disk_dir=Path(store) if store is not None and os.path.isdir(store) else settings.state_dir,
+        pid=os.getpid(),
+        traces=settings.journal_path.parent / TRACES,
+    )
+    return PartsWorld(ChildProber(loop, targets), load_table(kernel_text()))
+
+
+def _provider(settings: Settings) -> NodeProvider | None:
+    if settings.node_provider.startswith("kubernetes"):
+        return KubernetesProvider(may_force=settings.node_provider.endswith(":force"))
     return CommandProvider(settings.replace_command) if settings.replace_command else None
 
 

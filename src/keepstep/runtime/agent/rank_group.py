@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from keepstep.core.recovery.standby import can_become
 from keepstep.edge.shm.status_page import read_status
-from keepstep.model.events import DEBUG, WARNING
+from keepstep.model.events import DEBUG, INFO, WARNING
 from keepstep.model.launch import REJOIN, Launch, RankAssignment, RankEnd
 from keepstep.model.restarts import RegroupLate, RestartAll
 from keepstep.model.units import S_NS, human_ns
@@ -154,9 +154,9 @@ class RankGroup:
         restart, self._restart = self._restart, None
         if restart is not None:  # else this node is new here
             took_ns = self._world.clock.monotonic_ns() - restart.began_ns
-            why = f"all ranks of this node train on {human_ns(took_ns)} after one was lost"
-            attempt = self.place.attempt
-            self._world.journal.record("recovered", why, duration_ns=took_ns, attempt=attempt)
+            why = f"{restart.why}; all ranks of this node train on after {human_ns(took_ns)}"
+            told = {"duration_ns": took_ns, "attempt": self.place.attempt}
+            self._world.journal.record("recovered", why, WARNING, **told)
 
     def _end_regroup(self) -> None:
         regroup, self._regroup = self._regroup, None
@@ -193,7 +193,7 @@ class RankGroup:
         def killed(undead: list[int]) -> None:
             if not undead:
                 killed_ns = self._world.clock.monotonic_ns()
-                self._restart = _Restart(action.why, began_ns, killed_ns, kept=False)
+                self._restart = _Restart(self._why(action), began_ns, killed_ns, kept=False)
             then(undead)
 
         self.kill(set(self._world.processes.living), killed)
@@ -203,8 +203,15 @@ class RankGroup:
         began_ns = self._world.clock.monotonic_ns()
         self._server.peer_lost(list(self._world.processes.living.values()), action.fact)
         self._server.regrouped.clear()
-        self._restart = _Restart(action.why, began_ns, began_ns, kept=True)
+        self._restart = _Restart(self._why(action), began_ns, began_ns, kept=True)
         self._world.journal.record("plan", action.why, rung="regroup")
+
+    def _why(self, action: RestartAll) -> str:
+        """What began a way back is told with what came upon it before all trained on."""
+        if self._restart is None or self._restart.why == action.why:
+            return action.why
+        first = self._restart.why.partition("; then ")[0]
+        return f"{first}; then {action.why}"
 
     def kill(self, ranks: Collection[int], then: Callable[[list[int]], None]) -> None:
         """SIGKILL at once: what the ranks have to lose lies in memory that outlives them. `then`
@@ -296,8 +303,8 @@ class RankGroup:
         took = human_ns(self._started_ns - restart.began_ns)
         self._world.journal.record(
             "ranks-restarted",
-            f"{restart.why}; all running again after {took}",
-            WARNING,
+            f"{restart.why}; all started again after {took}",
+            INFO if restart.kept else WARNING,  # a person hears of it when all train on
             attempt=self.place.attempt,
             pids=pids,
             kept=len(self._staying),

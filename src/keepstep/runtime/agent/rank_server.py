@@ -45,8 +45,9 @@ class RankHearer(Protocol):
 
     def rank_suspects(self, rank: int, why: str) -> None: ...
 
-    def standby_ready(self, pid: int) -> bool:
-        """Whether it is the one that was started; else it is another agent's, and hung up on."""
+    def standby_ready(self, pid: int, unbuilt: str) -> bool:
+        """Whether it is the one that was started; else it is another agent's, and hung up on.
+        `unbuilt`: what it could not build ahead."""
 
 
 class RankServer:
@@ -94,9 +95,9 @@ class RankServer:
                 self._hearer.rank_regrouped()
             case ConnectionSuspect(rank=rank, why=why):
                 self._hearer.rank_suspects(rank, why)
-            case StandbyReady():
+            case StandbyReady(unbuilt=unbuilt):
                 self._standby = pid
-                if not self._hearer.standby_ready(pid):
+                if not self._hearer.standby_ready(pid, unbuilt):
                     self.forget(pid)
             case _:
                 pass  # it did not understand what it was told; its own log says so

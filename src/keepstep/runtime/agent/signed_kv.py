@@ -1,12 +1,15 @@
 """Signed KV: a job's memory where others can write too, but only the job's own words are heard.
 
-Each value stands there with a MAC, made with the job's secret over its key and itself. A value
-without one of ours counts as nothing at all: who reads it finds nothing, who writes there takes its
-place, and who waits goes on waiting. The MAC holds a value in its key, and a key belongs to one
-attempt, so that no word of an attempt can be said again in another.
+Each value stands there with a MAC, made with the job's name and secret over its key and itself. A
+value without one of ours counts as nothing at all: who reads it finds nothing, who writes there
+takes its place, and who waits goes on waiting. The MAC holds a value in its key, and a key belongs
+to one attempt, so that no word of an attempt can be said again in another, nor one job's in
+another's.
 
 Comes in: a KV and the secret. Goes out: the same KV without strangers' words. Not kept off: who
-deletes keys, or writes without end; that stops the meeting, not the training, and it is told.
+deletes keys, or writes without end; that stops the meeting, not the training, and it is told. Nor
+is who says again, under the same key, what was said in an earlier run of the job with this secret
+(`docs/security.md`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from keepstep.model.units import S_NS
 from keepstep.ports import KV, Timer, Timers
@@ -22,12 +26,40 @@ MAC_LETTERS = 32  # 128 bits
 LOOK_AGAIN_NS = 1 * S_NS
 
 
+class WordSeal:
+    """A MAC before each value, over its key and itself, made with the job's name and secret."""
+
+    def __init__(self, secret: str, job: str) -> None:
+        own = hashlib.blake2b(secret.encode(), person=b"keepstep-kv").digest()
+        self._secret = hmac.new(own, job.encode(), hashlib.sha256).digest()
+
+    def sign(self, key: str, value: str) -> str:
+        """What is to stand at that key."""
+        mac = hmac.new(self._secret, _bytes(f"{key}\0{value}"), hashlib.sha256)
+        return mac.hexdigest()[:MAC_LETTERS] + value
+
+    def opened(self, key: str, text: str) -> str | None:
+        """The value in what stands there, None when it is none of ours."""
+        value = text[MAC_LETTERS:]
+        expected = self.sign(key, value)
+        if value and hmac.compare_digest(_bytes(text), _bytes(expected)):
+            return value
+        return None
+
+
 class SignedKV:
     """See `ports.KV`. `refused` hears the key of each value that is none of ours."""
 
-    def __init__(self, kv: KV, secret: str, timers: Timers, refused: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        kv: KV,
+        secret: str,
+        timers: Timers,
+        refused: Callable[[str], None],
+        job: str = "",
+    ) -> None:
         self._kv = kv
-        self._secret = hashlib.blake2b(secret.encode(), person=b"keepstep-kv").digest()
+        self._seal = WordSeal(secret, job)
         self._timers = timers
         self._refused = refused
 
@@ -38,16 +70,44 @@ class SignedKV:
     def swap(
         self, key: str, expected: str | None, value: str, then: Callable[[str | None], None]
     ) -> None:
-        signed = self._sign(key, value)
+        self._swap(self._kv.swap, key, expected, value, then, is_guarded=False)
+
+    def swap_while(
+        self,
+        guard: tuple[str, str],
+        key: str,
+        expected: str | None,
+        value: str,
+        then: Callable[[str | None], None],
+    ) -> None:
+        holds = guard[0], self._seal.sign(*guard)
+        guarded = partial(self._kv.swap_while, holds)
+        self._swap(guarded, key, expected, value, then, is_guarded=True)
+
+    def _swap(
+        self,
+        swap: Callable[[str, str | None, str, Callable[[str | None], None]], None],
+        key: str,
+        expected: str | None,
+        value: str,
+        then: Callable[[str | None], None],
+        is_guarded: bool,
+    ) -> None:
+        signed, theirs = self._seal.sign(key, value), None
 
         def heard(found: str | None) -> None:
+            nonlocal theirs
             ours = self.opened(key, found)
-            if found is not None and ours is None and expected is None:
-                self._kv.swap(key, found, signed, heard)  # nothing of ours is there
+            stays = (
+                is_guarded and found == theirs
+            )  # though it was expected: the guard does not hold
+            if found is not None and ours is None and expected is None and not stays:
+                theirs = found
+                swap(key, found, signed, heard)  # nothing of ours is there
             else:
                 then(ours)
 
-        self._kv.swap(key, None if expected is None else self._sign(key, expected), signed, heard)
+        swap(key, None if expected is None else self._seal.sign(key, expected), signed, heard)
 
     def read(self, keys: Sequence[str], then: Callable[[list[str | None]], None]) -> None:
         asked = list(keys)
@@ -68,20 +128,14 @@ class SignedKV:
     def close(self) -> None:
         self._kv.close()
 
-    def _sign(self, key: str, value: str) -> str:
-        mac = hmac.new(self._secret, _bytes(f"{key}\0{value}"), hashlib.sha256)
-        return mac.hexdigest()[:MAC_LETTERS] + value
-
     def opened(self, key: str, text: str | None) -> str | None:
         """The value that stands there, None when it is none of ours."""
         if text is None:
             return None
-        value = text[MAC_LETTERS:]
-        expected = self._sign(key, value)
-        if value and hmac.compare_digest(_bytes(text), _bytes(expected)):
-            return value
-        self._refused(key)
-        return None
+        value = self._seal.opened(key, text)
+        if value is None:
+            self._refused(key)
+        return value
 
 
 def _bytes(text: str) -> bytes:

@@ -88,10 +88,10 @@ class _Supervisor:
             )
             if exit_code is not None:
                 if supervision.short_lives >= MAX_SHORT_LIVES:
-                    log.error("the agent %s again: giving up", _death(code))
+                    log.error("supervisor: the agent %s again: giving up [KS5201]", _death(code))
                     self._end_ranks(before.pids)
                 return exit_code
-            log.warning("the agent %s; another one takes over", _death(code))
+            log.warning("supervisor: the agent %s; another one takes over [KS5201]", _death(code))
             self._environ[PREDECESSOR] = _words_of(before)
 
     def _life(self) -> tuple[int, int, int, int | None]:
@@ -126,7 +126,7 @@ class _Supervisor:
                 is_stopped = read_process(agent.pid).state == "stopped"
                 if self._supervision.is_to_be_killed(is_stopped):
                     stopped_s = KILLED_AFTER_LOOKS * LOOK_NS // S_NS
-                    told = "the agent (process %d) has been stopped for %d s and is killed"
+                    told = "supervisor: agent %d has stood still for %d s: killed [KS5201]"
                     log.warning(told, agent.pid, stopped_s)
                     agent.kill()
         finally:

@@ -6,13 +6,17 @@ An `Agent` is called from one loop, which also brings all answers of these ports
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from keepstep.config import Settings
 from keepstep.core.detection.deadlines import Deadlines, derive
+from keepstep.core.parts.kernel_log import KernelTable
+from keepstep.core.postmortem.table import PatternTable
 from keepstep.model.launch import Launch, Predecessor
+from keepstep.model.parts import PartPolicy, parse_part_policies
+from keepstep.model.units import S_NS
 from keepstep.ports import (
     Clock,
     Executor,
@@ -22,6 +26,7 @@ from keepstep.ports import (
     Memory,
     NodeProvider,
     OpenKV,
+    PartProber,
     Probes,
     RankProcesses,
     ServeBoxes,
@@ -47,6 +52,10 @@ class AgentOptions:
     host: str
     devices: tuple[str, ...] = ()
     predecessor: Predecessor | None = None
+    tells_slow_ranks: bool = True
+    swaps_slow_nodes: bool = False
+    part_policies: Mapping[str, PartPolicy] | None = None
+    canary_every_ns: int = 0
 
     @staticmethod
     def of(
@@ -72,7 +81,20 @@ class AgentOptions:
             host=host,
             devices=devices,
             predecessor=predecessor,
+            tells_slow_ranks=settings.slow_ranks != "off",
+            swaps_slow_nodes=settings.slow_ranks == "swap",
+            part_policies=parse_part_policies(settings.sick_parts),
+            canary_every_ns=int(settings.canary_every_s * S_NS),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PartsWorld:
+    """How an agent knows of its machine's parts: who probes them, and what the kernel's lines
+    mean."""
+
+    prober: PartProber
+    table: KernelTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +102,8 @@ class AgentWorld:
     """`token`: a new random text at each call. `take_part`: tells the supervisor that ranks of this
     attempt may be started from now on. `say_last_word`: tells it that the job ends here, with this
     code. `show`: prints to the person who started the job. `provider`: None: no platform is asked
-    for other machines."""
+    for other machines. `parts`: None: nobody looks at the machine's parts. `patterns`:
+    what words of an error mean, None: nobody says."""
 
     clock: Clock
     timers: Timers
@@ -100,3 +123,5 @@ class AgentWorld:
     show: Callable[[str], None]
     pid: int
     interpreter: str
+    parts: PartsWorld | None = None
+    patterns: PatternTable | None = None

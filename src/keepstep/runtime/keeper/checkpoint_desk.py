@@ -137,6 +137,10 @@ class CheckpointDesk:
         """See `Checkpointing`."""
         self._checkpointing.goes_on(timeline, from_store)
 
+    def doubt(self, first: int) -> None:
+        """See `Checkpointing`."""
+        self._checkpointing.doubt(first)
+
     # -- other nodes
 
     def join_mesh(self, nodes: CheckpointNodes) -> None:
@@ -177,11 +181,11 @@ class CheckpointDesk:
                     passed.answer(ok, step, why)
             case ActOrdered():
                 self._carry_out(node, body)
-            case ActAnswer(act, attempt, ok, why):
-                self._checkpointing.answered(node, act, attempt, ok, why)
+            case ActAnswer(act, attempt, ok, why, hung):
+                self._checkpointing.answered(node, act, attempt, ok, why, hung)
 
     def _carry_out(self, node: int, order: ActOrdered) -> None:
-        def answer(ok: bool, why: str) -> None:
-            self._send(node, ActAnswer(order.act, order.attempt, ok, why))
+        def answer(ok: bool, why: str, hung: bool) -> None:
+            self._send(node, ActAnswer(order.act, order.attempt, ok, why, hung))
 
         self._checkpointing.carry_out(order.act, order.stamp, order.attempt, answer)

@@ -10,7 +10,9 @@ waits until the step that it asks for is held by all ranks; then the slots of th
 
 An act begins when all nodes have answered the one before. On one machine there is one node, this
 one. On many, the keeper that leads decides about the stamp and orders the acts from the others. One
-attempt runs at a time; requests for steps that it covers are answered by it.
+attempt runs at a time; requests for steps that it covers are answered by it. When the store hung
+over one, the next waits for a while: whoever asks meanwhile, and has steps to come, hears that; who
+ends waits for it.
 
 Invariant: what nodes say of one attempt counts for that attempt alone; no two attempts of any
 leader have the same number.
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Protocol
 
 from keepstep.core.resume.cut import Holding, cut
+from keepstep.core.resume.patience import WriteBackoff
 from keepstep.edge.shm.slot import Slot
 from keepstep.model.checkpoint import Timeline
 from keepstep.model.mesh import LEADER, Mesh
@@ -41,7 +44,8 @@ WITHIN_NS = 60 * S_NS
 OVERWRITTEN = "overwritten"  # how a node's refusal begins when a newer step may do
 NO_STORE = "the job has no store: give one with store=... or --store"
 
-Answer = Callable[[bool, str], None]  # whether it was done, and what was done or why not
+# whether it was done, and what was done or why not; whether the store hung over it
+Answer = Callable[[bool, str, bool], None]
 # node, act, stamp, attempt: have that node's keeper `carry_out` this
 Order = Callable[[int, ActName, Stamp, int], None]
 
@@ -114,6 +118,7 @@ class Checkpointing:
         self._timeline: Timeline | None = None  # None: this keeper has not heard
         self._newest: int | None = None  # step that is known to be in the store
         self._overwritten: Stamp | None = None
+        self._backoff = WriteBackoff()
         self._part = MeshPart(LEADER, (), _no_other_node)
 
     @property
@@ -173,6 +178,12 @@ class Checkpointing:
         elif self._newest is not None and self._newest > timeline.step:
             self._newest = None
 
+    def doubt(self, first: int) -> None:
+        """States of that step and of later ones may be wrong: none is being written any more."""
+        running = self._running
+        if running is not None and running.stamp.step >= first:
+            self.give_up(f"states from step {first} on are in doubt")
+
     # -- leading
 
     def advance(self, holdings: Sequence[Holding], world_size: int | None, anybody: bool) -> None:
@@ -192,6 +203,9 @@ class Checkpointing:
             return
         if newest == self._overwritten and any(now_ns - r.since_ns <= WITHIN_NS for r in ready):
             return  # a newer cut made room for what overwrote it: it is about to be seen
+        if self._backoff.left_ns(now_ns):
+            self._answer_while_it_hangs(ready, now_ns)
+            return
         ranks = self._part.ranks or (world_size or 1,)
         slots = pin(self._memory, self._job_dir, newest, range(ranks[LEADER]))
         if slots is None:
@@ -212,6 +226,15 @@ class Checkpointing:
             else "no step is held by every rank"
         )
         _answer(ready, known, self._newest, why)
+
+    def _answer_while_it_hangs(self, ready: list[CheckpointRequest], now_ns: int) -> None:
+        """Those of which more steps follow: the others may never ask again."""
+        hear = [request for request in ready if request.steps_follow]
+        self._requests = [r for r in self._requests if r not in hear]
+        _answer(hear, False, None, f"the store hung, {self._next_try(now_ns)}")
+
+    def _next_try(self, now_ns: int) -> str:
+        return f"next try in {-(-self._backoff.left_ns(now_ns) // S_NS)} s"
 
     def _give_late_ones_up(self, ready: list[CheckpointRequest], newest: Stamp) -> None:
         """What all hold could not be pinned: overwritten this moment, and then there is a newer cut
@@ -241,16 +264,22 @@ class Checkpointing:
             self._order_others(running, "drop")
             self._end(running, True, answer.why)
         else:
-            self.answered(LEADER, act, number, answer.ok, answer.why)
+            self.answered(LEADER, act, number, answer.ok, answer.why, answer.hung)
 
-    def answered(self, node: int, act: ActName, attempt: int, ok: bool, why: str) -> None:
+    def answered(
+        self, node: int, act: ActName, attempt: int, ok: bool, why: str, hung: bool = False
+    ) -> None:
         """A node's answer to an act. Answers of other attempts, and of other acts, count for
-        nothing."""
+        nothing. hung: as in `ActDone`."""
         running = self._running
         if running is None or (running.number, running.act) != (attempt, act):
             return
         if node not in running.awaited:
             return
+        if hung:
+            now_ns = self._clock.monotonic_ns()
+            self._backoff.hung(now_ns)
+            why += f"; {self._next_try(now_ns)}"
         if not ok:
             self._failed(running, node, why)
             return
@@ -279,6 +308,7 @@ class Checkpointing:
         step = running.stamp.step
         if ok:
             self._newest = step
+            self._backoff.has_succeeded()
         kind = "persisted" if ok else "persist-failed"
         self._journal.record(kind, f"step {step}, after {took}: {why}", step=step)
         _answer(running.requests, ok, step, why)
@@ -301,14 +331,15 @@ class Checkpointing:
             ranks = range(first, first + part.ranks[part.node])
             pinned = pin(self._memory, self._job_dir, stamp, ranks)
             if pinned is None:
-                answer(False, f"{OVERWRITTEN}: a rank of it does not hold {stamp} any more")
+                told = f"{OVERWRITTEN}: a rank of it does not hold {stamp} any more"
+                answer(False, told, False)
                 return
             pins, part.surveyed = pinned, (stamp, attempt)
         elif part.surveyed == (stamp, attempt):
             part.surveyed = None
 
         def heard(done: ActDone) -> None:
-            answer(done.ok, done.why)
+            answer(done.ok, done.why, done.hung)
 
         self._have_written(act, stamp, attempt, part.ranks, heard, pins)
 

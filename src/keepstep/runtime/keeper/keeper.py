@@ -44,6 +44,7 @@ from keepstep.model.messages.keeper_rank import (
     CountTraffic,
     FromRank,
     Goodbye,
+    HaltWord,
     JoinVote,
     Listen,
     Listening,
@@ -72,6 +73,7 @@ from keepstep.runtime.keeper.persister_watch import PersisterWatch
 from keepstep.runtime.keeper.resume import Resume
 from keepstep.runtime.keeper.scrubber import Scrubber
 from keepstep.runtime.keeper.store_look import StoreLook
+from keepstep.runtime.keeper.store_marks import StoreMarks
 from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.refused_messages import RefusedMessages
 from keepstep.runtime.replication.mesh_state import MeshState
@@ -101,6 +103,7 @@ class Keeper:
         has_store = settings.store is not None
         self._resume = resume = Resume(self._clock, self._journal, has_store, self)
         self._store_look = StoreLook(world, resume.store_listed, resume.store_awaited)
+        self._store_marks = StoreMarks(world)
         self._persister = PersisterClient(world.persisters) if world.persisters else None
         self._persister_watch = (
             PersisterWatch(self._persister, self._clock, self._journal) if self._persister else None
@@ -187,6 +190,8 @@ class Keeper:
                 self._changed.add(rank)
             case WantCheckpoint(ticket, step, why, steps_follow):
                 self._checkpoints.ask(box, step, why, ticket, steps_follow)
+            case HaltWord():
+                self._resume.halt(message)
             case Goodbye(rank, ok, why):
                 self._rank_said_bye(box, rank, ok, why)
             case AgentHere():
@@ -289,6 +294,7 @@ class Keeper:
             rank=rank,
             pid=box.pid,
             incarnation=join.incarnation,
+            goes_on=join.goes_on,
         )
         self._resume.joined(join)
 
@@ -451,6 +457,11 @@ class Keeper:
     def list_store(self, question: ListStore) -> None:
         """See `VoteHost`."""
         self._store_look.begin(question)
+
+    def doubt_checkpoints(self, first: int, before_epoch: int) -> None:
+        """See `VoteHost`."""
+        self._checkpoints.doubt(first)
+        self._store_marks.doubt(first, before_epoch)
 
     def resumed(self, permitted: TrainingPermitted) -> None:
         """See `ResumeHost`."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from keepstep.coding.aes_gcm import AesGcm
@@ -14,6 +15,7 @@ from keepstep.coding.gmac import gmac
 from keepstep.core.wire.connection import KEEPERS_FORMAT, NONCE_BYTES, WireFormat
 from keepstep.core.wire.health import LinkTimeouts
 from keepstep.core.wire.link_table import Entropy, LinkTable, Shell
+from keepstep.core.wire.streams import StreamLimits
 from keepstep.core.wire.traffic import Gate, Hashing, LinkOptions
 from keepstep.edge.net.tcp_links import TcpLinks
 from keepstep.edge.os.needs import has_package
@@ -80,15 +82,18 @@ def open_tcp_links(
     receiver: Receiver,
     gate: Gate | None = None,
     block_mac: str = "auto",
+    streams: StreamLimits | None = None,
+    more_hosts: Sequence[str] = (),
 ) -> TcpLinks:
     """See `ports.OpenLinks`. `gate`: says when blocks may go, and is asked by one thread at a
-    time; without one they always may. `block_mac`: auto, on or off.
+    time; without one they always may. `block_mac`: auto, on or off. `streams`: as many as help,
+    unless given. `more_hosts`: addresses of other interfaces of this node.
 
     Raises KeeperError when the address is not this node's, or links need what cannot be had."""
     timeouts = LinkTimeouts.within(dead_ns)
     locked = LockedGate(gate) if gate is not None else None
     wire_format(block_mac)  # what it needs is missed now
-    options = LinkOptions(hashing=HASHING, timeouts=timeouts, gate=locked)
+    options = LinkOptions(HASHING, timeouts, streams or StreamLimits(), gate=locked)
 
     def new_table(me: Identity, secret: bytes, encrypt: bool, shell: Shell) -> LinkTable:
         format = wire_format(block_mac, encrypt)
@@ -100,4 +105,5 @@ def open_tcp_links(
         address,
         timeouts.silence_ns,
         new_table,
+        more_hosts,
     )

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from keepstep.model.messages.keeper_rank import NotUnderstood
-from keepstep.model.messages.persister import ActDone, CheckpointAct, FromPersister
+from keepstep.model.messages.persister import ActDone, ActName, CheckpointAct, FromPersister
 from keepstep.ports import Box, ChildConnection, Persisters
 
 Then = Callable[[ActDone], None]
@@ -24,8 +24,11 @@ class PersisterClient:
 
     def __init__(self, persisters: Persisters) -> None:
         self._persisters = persisters
-        self._waiting: deque[Then] = deque()  # for answers, in the order of the acts
+        # for answers, in the order of the acts
+        self._waiting: deque[tuple[ActName, Then]] = deque()
         self._box: ChildConnection | None = None
+        self.succeeded = 0  # acts, of all that were answered
+        self.answered = 0
 
     @property
     def pid(self) -> int | None:
@@ -33,9 +36,9 @@ class PersisterClient:
         return None if self._box is None else self._box.pid
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether it has been asked for something that it has not answered."""
-        return bool(self._waiting)
+    def awaited(self) -> ActName | None:
+        """What it is at, of all that it has been asked for and has not answered."""
+        return self._waiting[0][0] if self._waiting else None
 
     @property
     def computed_ns(self) -> int:
@@ -69,7 +72,7 @@ class PersisterClient:
         if isinstance(box, OSError):
             then(ActDone(False, f"the persister cannot be started: {box}"))
         else:
-            self._waiting.append(then)
+            self._waiting.append((act.act, then))
 
     def hear(self, box: Box, message: FromPersister, /) -> None:
         """See `ports.Hearer`."""
@@ -79,27 +82,30 @@ class PersisterClient:
         match message:
             case ActDone():
                 if self._waiting:
-                    self._waiting.popleft()(message)
+                    self.answered += 1
+                    self.succeeded += message.ok
+                    _, then = self._waiting.popleft()
+                    then(message)
             case NotUnderstood(why):
                 self._lost(own, f"it did not understand this keeper and was ended: {why}")
 
     def abandon(self, why: str) -> None:
-        """End it: nothing it was asked is waited for any more."""
+        """The store hangs: end it. Nothing it was asked is waited for any more."""
         if self._box is not None:
-            self._lost(self._box, why)
+            self._lost(self._box, why, hung=True)
 
     def gone(self, box: Box, /) -> None:
         """See `ports.Hearer`."""
         if self._box is not None and box is self._box:
             self._lost(self._box, "died")
 
-    def _lost(self, box: ChildConnection, how: str) -> None:
+    def _lost(self, box: ChildConnection, how: str, hung: bool = False) -> None:
         """The persister is gone, and with it everything that it was asked."""
         self._box = None
         box.close()
         waiting, self._waiting = self._waiting, deque()
-        for then in waiting:
-            then(ActDone(False, f"the persister {how}"))
+        for _, then in waiting:
+            then(ActDone(False, f"the persister {how}", hung=hung))
 
     def close(self) -> None:
         """End it. Nothing is answered any more."""

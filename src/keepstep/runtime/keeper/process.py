@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from keepstep.config import Settings, settings_from_text
 from keepstep.core.wire.conversations import KEEPER_WITH_NODE
+from keepstep.core.wire.streams import StreamLimits
 from keepstep.edge.net import boxes
 from keepstep.edge.net.tcp import interface_of
 from keepstep.edge.os.clock import CLOCK
@@ -26,9 +27,10 @@ from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.persisters import ChildPersisters, persister_command
 from keepstep.edge.os.priority import give_way
 from keepstep.edge.os.signals import Signals
-from keepstep.edge.os.threads import Threads
+from keepstep.edge.os.threads import AsideThreads, Threads
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.checkpoint import StoreListing
+from keepstep.model.hosts import parse_hosts
 from keepstep.ports import Checkpoints, Links, Receiver
 from keepstep.runtime.keeper.open_links import open_tcp_links
 from keepstep.runtime.keeper.run import LOCK, KeeperRun
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from keepstep.edge.store.store import Store
 
 KEEPER_NICE = 5  # it must answer in time also on a machine that is busy
-WORKERS = 4  # scrubbing and listing the store take long: copies do not wait for them
+WORKERS = 4  # scrubbing takes long: copies do not wait for it
 
 
 class JobLock:
@@ -105,6 +107,7 @@ class KeeperProcess:
             memory=MEMORY,
             journal=self._journal,
             workers=self._workers,
+            aside=AsideThreads(self._post),
             serve_boxes=lambda path, hearer: boxes.listen(
                 self._loop, path, KEEPER_WITH_NODE, lambda box: hearer, self._tell
             ),
@@ -132,12 +135,23 @@ class KeeperProcess:
         receiver: Receiver,
     ) -> Links:
         """See `ports.OpenLinks`."""
+        settings = self._settings
+        more_hosts = () if settings.host is None else parse_hosts(settings.host)[1:]
         gate = None
-        if self._settings.interleave == "auto":
-            job_dir = self._settings.job_dir
-            gate = Pacing(job_dir, address[0], MEMORY, CLOCK, self._journal, interface_of)
-        block_mac = self._settings.block_mac
-        return open_tcp_links(job_hash, incarnation, address, dead_ns, receiver, gate, block_mac)
+        if settings.interleave == "auto":
+            hosts = (address[0], *more_hosts)
+            gate = Pacing(settings.job_dir, hosts, MEMORY, CLOCK, self._journal, interface_of)
+        return open_tcp_links(
+            job_hash,
+            incarnation,
+            address,
+            dead_ns,
+            receiver,
+            gate,
+            settings.block_mac,
+            StreamLimits.of(settings.link_streams),
+            more_hosts,
+        )
 
     def _tell(self, kind: str, why: str) -> None:
         """What connections tell: of messages, or of who wanted to connect."""
@@ -193,6 +207,10 @@ class StoredCheckpoints:
     def begin_run(self) -> str | None:
         """See `ports.Checkpoints`."""
         return self._open().begin_run()
+
+    def doubt(self, first: int, before_epoch: int) -> Sequence[str]:
+        """See `ports.Checkpoints`."""
+        return self._open().doubt(first, before_epoch)
 
     def look(self) -> StoreListing:
         """See `ports.Checkpoints`."""

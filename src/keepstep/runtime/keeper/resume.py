@@ -15,11 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+from keepstep.core.numbers.halt import KeptWords
 from keepstep.core.resume.vote import Trust
 from keepstep.model.checkpoint import StoreListing, StoreRefusal
 from keepstep.model.events import WARNING
 from keepstep.model.mesh import LEADER, Mesh
 from keepstep.model.messages.keeper_rank import (
+    HaltOrder,
+    HaltWord,
     JoinVote,
     StateLoaded,
     StateOffered,
@@ -152,6 +155,7 @@ class MeshVote:
         self.offer = -1  # the number of the newest that was heard here
         self.handed: set[int] = set()  # ranks here that have it, or for which it is being fetched
         self.permitted: TrainingPermitted | None = None  # what ranks here train by
+        self.halts = KeptWords()
 
     def to_leader(self, body: VoteToLeader) -> None:
         """To this keeper itself, if it leads."""
@@ -170,6 +174,8 @@ class MeshVote:
             # an offer may be newer than all that were heard here: the keeper before had heard it
             if answer is not None and answer.offer >= self.offer:
                 self.to_leader(answer)
+        for word in self.halts.all():
+            self.to_leader(word)
 
 
 class Resume:
@@ -227,6 +233,10 @@ class Resume:
             epoch=self._host.newest_epoch(),
             failed=self._host.has_failed(rank),
             fresh=join.fresh,
+            group=join.group,
+            digests=join.digests,
+            doubted_from=join.doubted_from,
+            goes_on=join.goes_on,
         )
         current.joins[rank] = joined
         current.answers.pop(rank, None)
@@ -240,9 +250,15 @@ class Resume:
             current.permitted = permitted
             current.to_leader(RanksTrain(permitted))
 
+    def halt(self, word: HaltWord) -> None:
+        """A rank here says something about a halt of all of them."""
+        self._current.halts.said(word)
+        self._current.to_leader(word)
+
     def left(self, rank: int) -> None:
         """A rank here is gone."""
         self._current.joins.pop(rank, None)
+        self._current.halts.gone(rank)
         self._current.to_leader(RankGone(rank))
 
     def loaded(self, rank: int, offer: int) -> None:
@@ -264,9 +280,9 @@ class Resume:
     def receive(self, body: VoteBody) -> None:
         """A word of another node's keeper, or of this one as the leader."""
         match body:
-            case OfferWord() | TrainingPermitted() | VoteRefused() | VoteDelayed():
+            case OfferWord() | TrainingPermitted() | VoteRefused() | VoteDelayed() | HaltOrder():
                 self._obey(body)
-            case RankJoined() | RankGone() | StateLoaded() | StateUnusable() | RanksTrain():
+            case _:
                 if self._current.leader is not None:
                     self._current.leader.receive(body)
 
@@ -303,13 +319,18 @@ class Resume:
                 self._go(body)
             case VoteRefused():
                 self._host.refused(body)
-                for rank in self._host.here():
-                    self._host.tell(rank, body)
+                self._tell_all(body)
+            case HaltOrder():
+                self._current.halts.ordered(body)
+                self._tell_all(body)
             case VoteDelayed(why):
                 if not self._current.nodes.leads:
                     self._journal.record("store-unreachable", f"node {LEADER} says: {why}", WARNING)
-                for rank in self._host.here():
-                    self._host.tell(rank, body)
+                self._tell_all(body)
+
+    def _tell_all(self, message: ToRank) -> None:
+        for rank in self._host.here():
+            self._host.tell(rank, message)
 
     def _hand_on(self, word: OfferWord) -> None:
         current, stamp = self._current, word.stamp
@@ -359,6 +380,7 @@ class Resume:
             self._record_go(current, go)
             current.permitted = go
             current.joins.clear()
+            current.halts = KeptWords()
             self._host.resumed(go)
         for rank, answer in current.answers.items():
             if answer == StateLoaded(rank, go.offer):

@@ -1,12 +1,13 @@
 """Store look: one question to the store, asked until it is answered or patience is at its end.
 
-    keeper: "what is there?" -> a worker looks -> listing, or why not -> again later, or the answer
+    keeper: "what is there?" -> a thread looks -> listing, or why not -> again later, or the answer
 
-Comes in: that somebody wants to know, and what workers found. Goes out: the answer, once; and every
-15 s that all wait, as long as they do. How long is `core/resume/patience.py`'s.
+Comes in: that somebody wants to know, and what the looks found. Goes out: the answer, once; and
+every 15 s that all wait, as long as they do. How long is `core/resume/patience.py`'s. A look may
+never return, as on a dead mount: each has a thread of its own, and the clock ends the wait.
 
 Invariant: a store of which something newer than all that can be used could not be looked at is not
-answered for before patience is at its end.
+answered for before patience is at its end; then everybody is answered.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from keepstep.core.resume.patience import IN_ALL_NS, TELL_EVERY_NS, StorePatience, pause_before
+from keepstep.core.resume.patience import (
+    BESIDE_MEMORY_NS,
+    IN_ALL_NS,
+    TELL_EVERY_NS,
+    StorePatience,
+    pause_before,
+)
 from keepstep.core.resume.vote import ListStore
 from keepstep.errors import ConfigError, DamageError, IdentityError, StoreError
 from keepstep.model.checkpoint import StoreListing, StoreRefusal
@@ -36,6 +43,7 @@ class StoreLook:
         self._question: ListStore | None = None
         self._patience = StorePatience(0)
         self._why = ""  # it does not answer
+        self._listing: StoreListing | None = None  # the newest, of which something was not read
         self._number = 0  # of the newest question: what comes for another counts for nothing
 
     def begin(self, question: ListStore) -> None:
@@ -45,6 +53,10 @@ class StoreLook:
         self.forget()
         self._question = question
         self._patience = StorePatience(self._world.clock.monotonic_ns())
+        self._why, self._listing = "", None
+        in_all_ns = BESIDE_MEMORY_NS if question.memory_waits else IN_ALL_NS
+        self._world.timers.after(in_all_ns, partial(self._enough, self._number, in_all_ns))
+        self._world.timers.after(TELL_EVERY_NS, partial(self._tell, self._number))
         pause_ns = pause_before(question.cut_off - 1) if question.cut_off else 0
         if pause_ns:
             self._world.timers.after(pause_ns, partial(self._look, self._number))
@@ -59,8 +71,7 @@ class StoreLook:
     def _look(self, number: int) -> None:
         question = self._question
         if question is not None and number == self._number:
-            self._world.timers.after(TELL_EVERY_NS, partial(self._tell, number))
-            self._world.workers.submit(
+            self._world.aside.submit(
                 partial(self._ask_store, question), partial(self._found, number)
             )
 
@@ -87,25 +98,40 @@ class StoreLook:
         if number != self._number:
             return
         self._why = _why_ask_again(found)
+        self._listing = found if isinstance(found, StoreListing) else None
         if self._why:
             now_ns = self._world.clock.monotonic_ns()
             pause_ns = self._patience.next_try_after_ns(now_ns)
             if pause_ns is not None:
-                self._tell(number)
                 self._world.timers.after(pause_ns, partial(self._look, number))
                 return
         self._answer(found)
 
-    def _tell(self, number: int) -> None:
-        """That all wait; also for a look that hangs."""
-        now_ns = self._world.clock.monotonic_ns()
-        if number != self._number or not self._patience.is_to_be_told(now_ns):
+    @property
+    def _is_beside_memory(self) -> bool:
+        return self._question is not None and self._question.memory_waits
+
+    def _enough(self, number: int, in_all_ns: int) -> None:
+        """All have waited for so long: without the store, or with what it showed."""
+        if number != self._number:
             return
+        if self._listing is not None and not self._is_beside_memory:
+            self._answer(self._listing)
+            return
+        self._answer(StoreRefusal(self._why or f"no answer within {in_all_ns // S_NS} s"))
+
+    def _tell(self, number: int) -> None:
+        """That all wait, and again as long as the question stands, whatever the look is at."""
+        if number != self._number:
+            return
+        self._world.timers.after(TELL_EVERY_NS, partial(self._tell, number))
+        now_ns = self._world.clock.monotonic_ns()
         waited = human_ns(now_ns - self._patience.began_ns)
+        in_all_ns = BESIDE_MEMORY_NS if self._is_beside_memory else IN_ALL_NS
         why = (
             f"the store has not answered for {waited}, and nobody starts before it does: "
             f"{self._why or 'a question is under way'}; tried again, given up after "
-            f"{IN_ALL_NS // S_NS} s"
+            f"{in_all_ns // S_NS} s"
         )
         self._world.journal.record("store-unreachable", why, WARNING)
         self._waits(why)

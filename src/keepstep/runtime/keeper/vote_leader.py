@@ -1,8 +1,9 @@
 """Vote leader: the vote about what to resume from, as the keeper that leads carries it.
 
 Comes in: which ranks ask, what they hold, whether loading worked; what the nodes hold; the store's
-list. Goes out: offers, the permission, or a refusal, to all nodes. The deciding is
-`core/resume/vote.py`'s. Whoever leads next needs nothing but the same questions again.
+list; what ranks in doubt say of a halt. Goes out: offers, the permission, or a refusal, to all
+nodes, and orders about a halt. `core/resume/vote.py` decides, and `core/numbers/halt.py`. Whoever
+leads next needs nothing but the same questions again.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
+from keepstep.core.numbers.halt import Halts
 from keepstep.core.resume.vote import (
     Action,
     Ballot,
+    Doubted,
     Go,
     ListStore,
     Offer,
@@ -21,7 +24,10 @@ from keepstep.core.resume.vote import (
     Vote,
 )
 from keepstep.model.checkpoint import StoreListing, StoreRefusal
+from keepstep.model.events import WARNING
 from keepstep.model.messages.keeper_rank import (
+    HaltOrder,
+    HaltWord,
     StateLoaded,
     StateSource,
     StateUnusable,
@@ -51,6 +57,10 @@ class VoteHost(Protocol):
 
     def newest_epoch(self) -> int:
         """That is on any page here."""
+
+    def doubt_checkpoints(self, first: int, before_epoch: int) -> None:
+        """Have those of that step and of later ones, that epochs before that one have computed,
+        marked in the store: no later vote is to offer them."""
 
 
 class VoteNodes(Protocol):
@@ -90,6 +100,7 @@ class VoteLeader:
         self._completed: dict[int, int] = {}  # by rank: how far it had come
         self._recorded = -1  # the number of the newest offer in the journal
         self._permitted: TrainingPermitted | None = None  # by this leader, or by the one before
+        self._halts = Halts()
 
     def receive(self, body: VoteToLeader) -> None:
         """What a rank of any node says, by its keeper."""
@@ -99,10 +110,12 @@ class VoteLeader:
                 self._joined(body)
             case RanksTrain(permitted):
                 self._ranks_train(permitted)
+            case HaltWord():
+                self._order(self._halts.hear(body))
+            case RankGone(rank):
+                self.ranks_are_gone([rank])
             case _ if vote is None:
                 pass  # it is about a leader's vote before
-            case RankGone(rank):
-                vote.left(rank)
             case StateLoaded(rank, offer):
                 self._carry_out(vote, vote.has_loaded(rank, offer))
             case StateUnusable(rank, offer, why, unread, brought):
@@ -110,6 +123,7 @@ class VoteLeader:
 
     def _joined(self, body: RankJoined) -> None:
         rank, world_size = body.rank, body.world_size
+        self._halts.came(rank)
         vote = self._vote
         if vote is None or vote.world_size != world_size:
             vote = self._vote = self._new_vote(world_size)
@@ -128,6 +142,10 @@ class VoteLeader:
             foreign_world=body.foreign_world,
             incarnation=body.incarnation,
             fresh=body.fresh,
+            group=body.group,
+            digests=body.digests,
+            doubted_from=body.doubted_from,
+            goes_on=body.goes_on,
         )
         actions = vote.joined(ballot)
         self._carry_out(vote, actions or self._look_elsewhere(vote, {}))
@@ -178,10 +196,15 @@ class VoteLeader:
         return vote.restorable(silent, self._nodes.restorable(proven))
 
     def ranks_are_gone(self, ranks: Sequence[int]) -> None:
-        """Their node is lost."""
-        if self._vote is not None:
-            for rank in ranks:
+        """They have ended, or their node is lost."""
+        for rank in ranks:
+            if self._vote is not None:
                 self._vote.left(rank)
+            self._order(self._halts.gone(rank))
+
+    def _order(self, orders: Sequence[HaltOrder]) -> None:
+        for order in orders:
+            self._nodes.to_all(order)
 
     def store_listed(self, found: StoreListing | StoreRefusal) -> None:
         """What the store has, or why it cannot be read."""
@@ -237,6 +260,8 @@ class VoteLeader:
         if permitted is None or permitted.epoch < go.epoch:
             permitted = self._permitted = self._decide_permission(go)
             self._begin_epoch(permitted)
+            if go.doubted is not None:
+                self._leave_out(go.doubted, go.epoch)
         else:
             why = (
                 f"ranks had proven their state and not heard that all may train in epoch "
@@ -244,6 +269,16 @@ class VoteLeader:
             )
             self._journal.record("permitted-again", why, step=permitted.stamp.step, epoch=go.epoch)
         self._nodes.to_all(permitted)
+
+    def _leave_out(self, doubted: Doubted, epoch: int) -> None:
+        for stamp, ranks in doubted.elsewhere:
+            why = (
+                f"what other nodes hold of {stamp} for {counted(len(ranks), 'rank')} is in doubt, "
+                f"as is every state from step {doubted.first} on: nobody is given it, and it goes"
+            )
+            self._journal.record("condemned", why, WARNING, step=stamp.step, ranks=list(ranks))
+        if self._has_store:
+            self._host.doubt_checkpoints(doubted.first, epoch)
 
     def _decide_permission(self, go: Go) -> TrainingPermitted:
         stamp, source = go.offer.stamp, go.offer.source

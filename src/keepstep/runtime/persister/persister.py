@@ -13,19 +13,21 @@ checkpoint exists.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from keepstep.core.economics.retention import CheckpointInfo, parse_rules, to_keep
 from keepstep.edge.shm.slot import Slot
+from keepstep.edge.shm.whole import whole
 from keepstep.errors import KeepstepError
 from keepstep.model.checkpoint import CheckpointAttempt, CheckpointName
 from keepstep.model.mesh import LEADER
 from keepstep.model.messages.persister import ActDone, CheckpointAct
 from keepstep.model.snapshot import Stamp
 from keepstep.model.timeline import history, is_overtaken, left_at, timelines_of
-from keepstep.model.units import human_bytes
+from keepstep.model.units import counted, human_bytes
 from keepstep.ports import (
     Acts,
     CheckpointDraft,
@@ -69,6 +71,7 @@ class Persister(Generic[D, V]):
         self._memory, self._store, self._format = memory, store, format_
         self._work: _Work[D, V] | None = None
         self._slots: list[Slot] = []  # held until they are written
+        self._wholes = ExitStack()  # of those that share with others
 
     def carry_out(self, request: CheckpointAct) -> Acts[ActDone]:
         """Do it, in pieces, and say how that went: a failure is an answer. Not while another act is
@@ -117,6 +120,7 @@ class Persister(Generic[D, V]):
 
     def _release(self) -> None:
         """Let the ranks have their slots back."""
+        self._wholes.close()
         unpin(self._slots)
         self._slots = []
 
@@ -145,8 +149,9 @@ class Persister(Generic[D, V]):
         work: _Work[D, V] = _Work(attempt, node, self._begin(attempt, node))
         self._work = work
         yield
-        work.values = self._format.survey(work.draft, attempt, node, slots)
-        return ActDone(True, f"{len(slots)} ranks surveyed")
+        wholes = [self._wholes.enter_context(whole(self._memory, slot)) for slot in slots]
+        work.values = self._format.survey(work.draft, attempt, node, wholes)
+        return ActDone(True, f"{counted(len(slots), 'rank')} surveyed")
 
     def _begin(self, attempt: CheckpointAttempt, node: int) -> D:
         if node == LEADER:

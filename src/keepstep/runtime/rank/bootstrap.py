@@ -19,6 +19,7 @@ from typing import Any
 
 from keepstep.core.wire.codec import Codec, NotAMessage
 from keepstep.errors import ConfigError, KeeperError, KeepstepError
+from keepstep.model.events import WARNING
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.messages.keeper_rank import Listening
 from keepstep.model.messages.ranks import NodeHost, NodeKeeper
@@ -34,7 +35,9 @@ class NodeFacts:
     """What this node knows about itself. `host`, `rack`, `secret`: as configured, None where they
     are not; `encrypt`: as configured. `meeting_host`: where the ranks met; empty where nobody
     knows. `address_towards`: this machine's address on the way to a host; raises OSError when there
-    is no way. `fresh_secret`: one that nobody can guess, for jobs that have none of their own."""
+    is no way. `fresh_secret`: one that nobody can guess, for jobs that have none of their own.
+    `unsigned_blocks`: why what it sends to others is not signed, if it is not and nobody has
+    decided so."""
 
     host: str | None
     rack: str | None
@@ -44,6 +47,7 @@ class NodeFacts:
     has_process_group: bool
     address_towards: Callable[[str], str]
     fresh_secret: str
+    unsigned_blocks: str = ""
 
 
 class Bootstrap:
@@ -124,6 +128,9 @@ class Bootstrap:
         self._gather(mine, lambda found: self._attempt(self._tell_mesh, found))
 
     def _tell_mesh(self, found: Sequence[NodeKeeper]) -> None:
+        unsigned, who = self._node.unsigned_blocks, self._who
+        if unsigned and who.rank % who.local_world_size == 0:  # once a node
+            self._world.journal.record("blocks-unsigned", unsigned, WARNING)
         self._keeper.begin_mesh(mesh_of(found, self._who.rank, self._node.secret))
         self._done()
 

@@ -14,11 +14,8 @@ is not sealed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
 
 from keepstep.core.resume.cadence import Cadence, is_due
 from keepstep.core.resume.slot_growth import SlotGrowth
@@ -27,11 +24,18 @@ from keepstep.edge.shm.slot import Slot, check_identity, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError
 from keepstep.model.events import WARNING
-from keepstep.model.layout import Layout
-from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
-from keepstep.model.units import KIB, MIB, human_bytes
-from keepstep.ports import Acts, Gathered, StateCopy
+from keepstep.model.numbers import NotFinite
+from keepstep.model.snapshot import Phase, SlotHeader, SlotState, SlotView, Stamp
+from keepstep.model.units import KIB, MIB, first_names, human_bytes
+from keepstep.ports import Acts, StateCopy
+from keepstep.runtime.rank.capture_stages import BegunSnapshot, NoRoom, Sealed, UnderWay
 from keepstep.runtime.rank.commit_view import CommitLook, CommitView
+from keepstep.runtime.rank.finite_watch import FiniteWatch
+from keepstep.runtime.rank.guarded import FailedWork, guarded
+from keepstep.runtime.rank.holdings import Holdings, is_damaged
+from keepstep.runtime.rank.manifests import SlotManifest, SlotManifests
+from keepstep.runtime.rank.replica_watch import ReplicaWatch
+from keepstep.runtime.rank.sharing import NOTHING, ShareOrder, Sharing
 from keepstep.runtime.rank.slot_maker import SlotMaker
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 
@@ -39,61 +43,6 @@ GROW_INLINE_BYTES = 16 * MIB  # a slot this small is made quicker than a step
 OBJECTS_SLACK_BYTES = 64 * KIB  # schedulers and samplers grow a little as numbers get longer
 EMPTY_VIEW = SlotView(SlotState.EMPTY, Stamp(-1, 0))
 SKIPS_PER_LINE = 100  # the journal tells of the first skip and of every hundredth
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Holdings:
-    """What the own slots hold; each payload is proven when it is loaded, and only then.
-    `foreign_world`: some are of a job with so many ranks."""
-
-    slot_of: dict[Stamp, int]
-    foreign_world: int | None = None
-
-
-@dataclass(frozen=True)
-class _Manifest:
-    """A layout as it is written into a slot."""
-
-    layout: Layout
-    layout_hash: str
-    text: bytes
-
-
-@dataclass(frozen=True)
-class _NoRoom:
-    """The state has grown beyond the slot. What the slot must hold instead."""
-
-    payload_bytes: int
-    manifest_bytes: int
-
-
-class _Sealed(NamedTuple):
-    """How a capture went. `moved`: the tensors that changed under it; it is torn then."""
-
-    moved: tuple[str, ...] = ()
-    copy_ns: int = 0
-    seal_ns: int = 0
-    payload_bytes: int = 0
-    loss: float = float("nan")
-
-
-@dataclass
-class _UnderWay:
-    """A snapshot, from its boundary until it is sealed and the trainer has come by."""
-
-    index: int
-    stamp: Stamp
-    copy: StateCopy
-    is_sealed: bool = False
-
-
-@dataclass(frozen=True)
-class _Failed:
-    """Work for a snapshot raised."""
-
-    why: str
 
 
 class Capture:
@@ -118,12 +67,15 @@ class Capture:
         self._announce = announce
         self._on_change = on_change
         self._maker = SlotMaker(world, options, who)
+        self._sharing = Sharing(world, options, who, page)
+        self._clean: dict[Slot, str] = {}  # of which layout the gaps between tensors are zeros
+        self._watch = ReplicaWatch(world, options, who, page, by_blocks=self._sharing.is_on)
         paths = slot_paths(world.memory, options.job_dir, who.rank)
         self._slots: list[Slot] = [self._open(path) for path in paths]
         self._views: list[SlotView] = [EMPTY_VIEW] * len(self._slots)
         self._proven_bytes = 0  # the largest payload that `prove` has found
-        self._manifest: _Manifest | None = None
-        self._under_way: _UnderWay | None = None
+        self._manifests = SlotManifests()
+        self._under_way: UnderWay | None = None
         self._cadence = Cadence()
         self._growth = SlotGrowth()
         self._is_adding = False  # one more slot is being made
@@ -132,6 +84,7 @@ class Capture:
         self._is_closed = False
         self._torn_steps = 0
         self.incarnation = 0
+        self.finite = FiniteWatch(world.journal, who.rank)
 
     # -- what is there already
 
@@ -147,9 +100,11 @@ class Capture:
     def prove(self) -> Acts[Holdings]:
         """Prove what every slot says of itself; its payload is read when it is loaded. Raises
         IdentityError when one is another job's or rank's."""
-        found: dict[Stamp, int] = {}
+        found: dict[int, SlotHeader] = {}
         foreign: int | None = None
         self._under_way = None
+        self._sharing.forget()
+        self.finite.forget()
         self._views = [EMPTY_VIEW] * len(self._slots)
         self._proven_bytes = 0
         for index, slot in enumerate(self._slots):
@@ -167,13 +122,14 @@ class Capture:
             if header.world_size != who.world_size:
                 foreign = header.world_size
                 continue
-            found[header.stamp] = index
-            self._views[index] = SlotView(SlotState.SEALED, header.stamp)
+            found[index] = header
+            self._views[index] = SlotView(SlotState.SEALED, header.stamp, share=header.share)
             self._proven_bytes = max(self._proven_bytes, header.payload_bytes)
-        return Holdings(found, foreign)
+        return Holdings.of(found, foreign)
 
     def look_again(self) -> Acts[Holdings]:
         """The keeper has brought a snapshot into one of the slots: prove them all anew."""
+        self._clean.clear()
         for slot in self._slots:
             slot.close()
         paths = slot_paths(self._world.memory, self._options.job_dir, self._who.rank)
@@ -187,7 +143,7 @@ class Capture:
         """What lies there counts as nothing any more. When it fails a second proof, too, it is void
         at once: after a restart it would be offered again."""
         self._views[index] = EMPTY_VIEW
-        if (yield from self._is_damaged(index)):
+        if (yield from is_damaged(self._slots[index])):
             self._void_damaged(index, f"slot {index} is given up, it cannot be loaded: {why}")
 
     def forget_newer(self, stamp: Stamp | None) -> None:
@@ -201,11 +157,17 @@ class Capture:
             if stamp is None or view.state is not SlotState.SEALED or view.stamp > stamp:
                 slot.void()
                 self._views[index] = EMPTY_VIEW
+            elif view.stamp == stamp:  # whatever was to be told of its shares, they are there
+                self._views[index] = view._replace(share=None)
         # The size is told before anything is captured: where all slots are held until the leader
         # has chosen a policy, it chooses none without it.
         self._page.publish(slots=tuple(self._views), payload_bytes=self._proven_bytes)
 
     # -- making slots
+
+    def resumed(self, stamp: Stamp) -> Acts[None]:
+        """All ranks have loaded that from memory. What was shared is shared again."""
+        yield from self._sharing.resumed(stamp)
 
     def prepare(self) -> Acts[str]:
         """Make the slots before training: pre-faulted, checked against free memory. The plan in
@@ -213,11 +175,14 @@ class Capture:
         coming_bytes, manifest_bytes, remark = self._world.live.coming_bytes()
         payload = coming_bytes + OBJECTS_SLACK_BYTES
         manifest = manifest_bytes + manifest_bytes // 2 + 4 * KIB
-        plan = self._maker.plan(payload, manifest, len(self._slots))
+        self._sharing.tell_why_not()
+        lacking = self._sharing.lacking
+        left_bytes = len(lacking) * self._world.memory.block_bytes
+        plan = self._maker.first_plan(max(1, payload - left_bytes), manifest, len(self._slots))
         for index in range(plan.slots):
             yield
             is_there = index < len(self._slots)
-            if is_there and self._fits(self._slots[index], payload, manifest):
+            if is_there and self._fits(self._slots[index], payload, manifest, lacking):
                 self._slots[index].prefault()
             elif is_there and self._views[index].state is SlotState.SEALED:
                 continue  # too small, but it holds what was restored: it grows when its turn comes
@@ -226,12 +191,14 @@ class Capture:
         self._page.publish(slots=tuple(self._views))
         return plan.why + remark
 
-    def _fits(self, slot: Slot, payload: int, manifest: int) -> bool:
-        return slot.capacity >= payload and slot.manifest_capacity >= manifest
+    def _fits(self, slot: Slot, payload: int, manifest: int, lacking: frozenset[int]) -> bool:
+        has_room = slot.capacity >= payload and slot.manifest_capacity >= manifest
+        return has_room and slot.is_there() and slot.lacking() <= lacking
 
     def _replace(self, index: int, payload: int, manifest: int) -> None:
         fresh = self._maker.make(index, payload, manifest)
         if index < len(self._slots):
+            self._clean.pop(self._slots[index], None)
             self._slots[index].close()
             self._slots[index] = fresh
         else:
@@ -245,12 +212,12 @@ class Capture:
         self._is_adding = True
         index, like = len(self._slots), self._slots[0]
         acts = self._maker.one_more(index, like.capacity, like.manifest_capacity)
-        self._world.aside.act(_guarded(acts), lambda made: self._added(index, made))
+        self._world.aside.act(guarded(acts), lambda made: self._added(index, made))
 
-    def _added(self, index: int, made: Slot | _Failed | None) -> None:
+    def _added(self, index: int, made: Slot | FailedWork | None) -> None:
         self._is_adding = False
         journal, rank = self._world.journal, self._who.rank
-        if isinstance(made, _Failed):
+        if isinstance(made, FailedWork):
             why = (
                 f"slot {index} of rank {rank} cannot be made, captures go on without it: {made.why}"
             )
@@ -270,16 +237,25 @@ class Capture:
         """A step has ended, which took `step_ns`: capture its state, or skip it and count; the page
         tells both at once. The trainer goes on when its executor has nothing left to do. `loss`: a
         number, or something that `float` takes. `is_last`: no step follows, so it is this one's
-        turn whatever the period."""
+        turn whatever the period. Raises CorruptionError when this rank's state is wrong."""
         self.passed()
         told = {"completed_step": stamp.step, "step_ns_last": step_ns}
         self._tell_span(stamp.step)
         seen = self._commit_view.look(stamp.epoch)
+        self._sharing.boundary(stamp.step, seen.pages, seen.horizon)
+        self._watch.look(stamp.epoch, seen, self._slots)
+        if self._watch.is_condemned:
+            self._skip(stamp.step, "replicas differ, and all are to go back", **told)
+            self._end_condemned()
+            return
+        if self.finite.doubted is not None:
+            self._skip(stamp.step, f"step {self.finite.doubted} is in doubt", **told)
+            return
         if not (is_last or is_due(stamp.step, seen.period_steps)):
             why = f"captures take up to {seen.period_steps} steps on some rank"
             self._skip(stamp.step, why, **told)
             return
-        decision = self._take(stamp.step, seen)
+        decision = self._take(seen)
         if isinstance(decision, Skip):
             self._skip(stamp.step, decision.why, **told)
             if decision.is_full and self._growth.found_none_free(stamp.step):
@@ -293,25 +269,42 @@ class Capture:
         writing = SlotView(SlotState.WRITING, stamp)
         self._show_view(index, writing, decided_step=stamp.step, **told)
         self._world.trainer.act(
-            _guarded(self._begin(index, stamp)),
+            guarded(self._begin(index, stamp)),
             lambda begun: self._begun(index, stamp, begun, loss),
         )
 
-    def has_room(self, step: int, epoch: int) -> bool:
-        """Whether a snapshot of that step would find a slot now."""
+    def _end_condemned(self) -> None:
+        """Give up what this rank holds of a computation that went wrong, and end, if it is the one
+        that is wrong."""
+        error, wrong = self._watch.error(), self._watch.difference
+        if error is None or wrong is None:
+            return
+        sealed = [(v.stamp, n) for n, v in enumerate(self._views) if v.state is SlotState.SEALED]
+        # the newest first: nothing may ever be seen without what it was computed from
+        for stamp, index in sorted(sealed, reverse=True):
+            if wrong.is_condemned(stamp):
+                self._slots[index].void()
+                self._views[index] = EMPTY_VIEW
+        self._page.publish(slots=tuple(self._views))
+        self._on_change()
+        raise error
+
+    def has_room(self, epoch: int) -> bool:
+        """Whether a snapshot would find a slot now."""
         self.passed()
-        decision = self._take(step, self._commit_view.look(epoch))
+        decision = self._take(self._commit_view.look(epoch))
         if isinstance(decision, Skip):
             return False
         self._slots[decision.slot].unlock()
         return True
 
-    def _take(self, step: int, seen: CommitLook) -> Take | Skip:
-        """The slot for that step, locked. Only a slot that is chosen is asked whether a reader has
-        pinned it: then another one is."""
+    def _take(self, seen: CommitLook) -> Take | Skip:
+        """The slot for the next snapshot, locked. Only a slot that is chosen is asked whether a
+        reader has pinned it: then another one is."""
         views = list(self._views)
+        released = seen.released if self._options.slots == 1 else None
         while True:
-            decision = choose(step, views, seen.horizon, seen.is_hopeless)
+            decision = choose(views, seen.horizon, seen.is_hopeless, released)
             if isinstance(decision, Skip) or self._slots[decision.slot].lock(exclusive=True):
                 return decision
             views[decision.slot] = views[decision.slot]._replace(pinned=True)
@@ -331,33 +324,35 @@ class Capture:
             why = f"step {step} is not captured: {why} ({count} skipped so far)"
             self._world.journal.record("skipped", why, step=step, skipped_steps=count)
 
-    def _begin(self, index: int, stamp: Stamp) -> Acts[tuple[Gathered, StateCopy] | _NoRoom]:
+    def _begin(self, index: int, stamp: Stamp) -> Acts[BegunSnapshot | NoRoom]:
         """On the trainer's thread: what has to be copied before the next step begins."""
-        gathered = self._world.live.gather()
+        live = self._world.live
+        gathered = live.gather()
         if gathered.remark:
             self._world.journal.record("caveat", gathered.remark, WARNING, step=stamp.step)
         yield
-        manifest = self._manifest_of(gathered.layout)
-        if not self._has_room(index, stamp, gathered.payload_bytes, len(manifest.text)):
+        still, order = None, None
+        if self._sharing.is_on:
+            still = live.still_blocks(gathered, self._world.memory.block_bytes)
+            order = self._sharing.order(gathered, still)
+        lacking = NOTHING if order is None else order.lacking
+        manifest = self._manifests.of(gathered.layout, still)
+        text_bytes = len(manifest.text)
+        if not self._has_room(index, stamp, gathered.payload_bytes, text_bytes, lacking):
             payload = gathered.payload_bytes + gathered.payload_bytes // 8 + OBJECTS_SLACK_BYTES
-            text_bytes = len(manifest.text)
-            return _NoRoom(payload, text_bytes + text_bytes // 2 + 4 * KIB)
-        copy = self._world.live.copy(gathered, self._slots[index])
-        self._under_way = _UnderWay(index, stamp, copy)
+            return NoRoom(payload, text_bytes + text_bytes // 2 + 4 * KIB)
+        copy = live.copy(gathered, self._slots[index], lacking)
+        self._under_way = UnderWay(index, stamp, copy)
+        self._watch.gathered(stamp.step, gathered)
         copy.copy_moving()
-        return gathered, copy
+        return BegunSnapshot(gathered, copy, manifest, order, self._world.groups.mark())
 
-    def _manifest_of(self, layout: Layout) -> _Manifest:
-        # It rarely changes, and writing it out costs as much as a gather.
-        if self._manifest is None or self._manifest.layout != layout:
-            text = json.dumps(layout.to_json(), separators=(",", ":")).encode()
-            self._manifest = _Manifest(layout, layout.hash(), text)
-        return self._manifest
-
-    def _has_room(self, index: int, stamp: Stamp, payload: int, manifest: int) -> bool:
-        """Whether the snapshot fits into the slot, which is made larger at once where that is
-        quick."""
-        if self._fits(self._slots[index], payload, manifest):
+    def _has_room(
+        self, index: int, stamp: Stamp, payload: int, manifest: int, lacking: frozenset[int]
+    ) -> bool:
+        """Whether the snapshot fits into the slot, which is made anew at once where that is quick,
+        and where its keeper has taken it for a fetch that failed."""
+        if self._fits(self._slots[index], payload, manifest, lacking):
             return True
         if payload > GROW_INLINE_BYTES:
             return False
@@ -373,32 +368,31 @@ class Capture:
         self,
         index: int,
         stamp: Stamp,
-        begun: tuple[Gathered, StateCopy] | _NoRoom | _Failed,
+        begun: BegunSnapshot | NoRoom | FailedWork,
         loss: object,
     ) -> None:
-        if isinstance(begun, _Failed):
+        if isinstance(begun, FailedWork):
             self._lost_snapshot(index, begun.why)
-        elif isinstance(begun, _NoRoom):
+        elif isinstance(begun, NoRoom):
             size = human_bytes(begun.payload_bytes)
-            why = f"the state has grown, and slot {index} is being made larger, for {size}"
+            why = f"slot {index} has no room for the state and is being made anew, for {size}"
             self._skip(stamp.step, why)
             self._set_view(index, SlotView(SlotState.WRITING, Stamp(-1, 0)))  # busy until then
             self._world.background.act(
-                _guarded(self._grow(index, begun)), lambda grown: self._grown(index, grown)
+                guarded(self._grow(index, begun)), lambda grown: self._grown(index, grown)
             )
         else:
-            gathered, copy = begun
-            acts = self._finish(index, stamp, gathered, copy, loss)
+            acts = self._finish(index, stamp, begun, loss)
             self._world.background.act(
-                _guarded(acts), lambda sealed: self._finished(index, stamp, sealed)
+                guarded(acts), lambda sealed: self._finished(index, stamp, sealed)
             )
 
-    def _grow(self, index: int, wanted: _NoRoom) -> Acts[None]:
+    def _grow(self, index: int, wanted: NoRoom) -> Acts[None]:
         yield
         self._replace(index, wanted.payload_bytes, wanted.manifest_bytes)
 
-    def _grown(self, index: int, grown: _Failed | None) -> None:
-        if isinstance(grown, _Failed):
+    def _grown(self, index: int, grown: FailedWork | None) -> None:
+        if isinstance(grown, FailedWork):
             self._lost_snapshot(index, grown.why)
         else:
             self._set_view(index, EMPTY_VIEW)
@@ -406,38 +400,61 @@ class Capture:
     # -- in the background
 
     def _finish(
-        self, index: int, stamp: Stamp, gathered: Gathered, copy: StateCopy, loss: object
-    ) -> Acts[_Sealed]:
+        self, index: int, stamp: Stamp, begun: BegunSnapshot, loss: object
+    ) -> Acts[Sealed | FailedWork]:
         """Copy what stands still, hash, seal. The header comes last."""
         slot = self._slots[index]
-        manifest = self._manifest_of(gathered.layout)
+        copy, manifest, order = begun.copy, begun.manifest, begun.order
         clock = self._world.clock
         try:
             self._announce(Phase.CAPTURE, stamp.step)
             yield
+            self._make_alike(slot, manifest, order)
             yield from copy.copy_still()
             if copy.moved:
-                return _Sealed(moved=tuple(copy.moved))
+                return Sealed(moved=tuple(copy.moved))
             began_ns = clock.monotonic_ns()
-            header = slot.write_table(gathered.payload_bytes, manifest.text, copy.sums)
+            nbytes = begun.gathered.payload_bytes
+            header = slot.write_table(nbytes, manifest.text, copy.sums)
+            replicas = self._watch.digest(slot, header)
             yield from copy.settle()
             if copy.moved:
-                return _Sealed(moved=tuple(copy.moved))
+                return Sealed(moved=tuple(copy.moved))
+            if bad := copy.not_finite():
+                return Sealed(bad=bad)
+            if not self._world.groups.stands(begun.mark):
+                why = f"a collective before {stamp} had not ended as a peer was lost"
+                return FailedWork(why)
             self._announce(Phase.SEAL, stamp.step)
             value = float("nan") if loss is None else float(loss)  # type: ignore[arg-type]
+            share = None if order is None else order.share(slot.table(header))
             yield
-            slot.seal(header, manifest.layout_hash, value, clock.wall_ns())
+            slot.seal(header, manifest.layout_hash, value, clock.wall_ns(), share, replicas)
             slot.unlock()  # before it is told: a keeper that hears of it locks it at once
             seal_ns = clock.monotonic_ns() - began_ns
-            return _Sealed((), copy.copy_ns, seal_ns, gathered.payload_bytes, value)
+            left = 0 if order is None else len(order.lacking) * slot.block_bytes
+            counts = copy.copy_ns, seal_ns, nbytes
+            return Sealed((), *counts, value, share, left, replicas[1])
         finally:
             copy.end()
 
-    def _finished(self, index: int, stamp: Stamp, sealed: _Sealed | _Failed) -> None:
+    def _make_alike(self, slot: Slot, manifest: SlotManifest, order: ShareOrder | None) -> None:
+        """Where ranks share, equal tensors make equal blocks: what lies between them is zeros. And
+        what others keep takes no memory."""
+        if order is not None and order.lacking:
+            slot.shed(order.lacking)
+        if manifest.still is not None and self._clean.get(slot) != manifest.layout_hash:
+            slot.clear_gaps(manifest.layout)
+            self._clean[slot] = manifest.layout_hash
+
+    def _finished(self, index: int, stamp: Stamp, sealed: Sealed | FailedWork) -> None:
         if self._is_closed:
             return  # this rank has failed, and what it was writing is no more its own
-        if isinstance(sealed, _Failed):
+        if isinstance(sealed, FailedWork):
             self._lost_snapshot(index, sealed.why)
+            return
+        if sealed.bad:
+            self._condemn(index, stamp, sealed.bad)
             return
         moved = sealed.moved or self._moved_since()
         if moved:
@@ -448,11 +465,12 @@ class Capture:
         self._captured_steps += 1
         self._set_view(
             index,
-            SlotView(SlotState.SEALED, stamp),
+            SlotView(SlotState.SEALED, stamp, share=sealed.share, digest=sealed.digest),
             captured_steps=self._captured_steps,
             copy_ns_last=sealed.copy_ns,
             seal_ns_last=sealed.seal_ns,
             payload_bytes=sealed.payload_bytes,
+            kept_bytes=sealed.payload_bytes - sealed.lacking_bytes,
             loss=sealed.loss,
         )
 
@@ -479,6 +497,29 @@ class Capture:
         self._tell_torn(stamp, moved)
         self._give_up(index)
 
+    def _condemn(self, index: int, stamp: Stamp, bad: NotFinite) -> None:
+        self._under_way = None
+        self._give_up(index)
+        self.finite.found(stamp, bad)
+
+    def condemn_from(self, step: int) -> None:
+        """Give up every snapshot of that step or a later one: what they hold may be wrong. Nothing
+        may be under way. Where this rank has none of before they stay, for a person to look at:
+        nobody is offered them all the same."""
+        if all(stamp.step >= step for stamp in self.holds):
+            return
+        for index, view in enumerate(self._views):
+            if view.state is SlotState.SEALED and view.stamp.step >= step:
+                why = f"the snapshot of {view.stamp} is condemned: step {step} is in doubt"
+                journal, rank = self._world.journal, self._who.rank
+                journal.record("condemned", why, step=view.stamp.step, rank=rank)
+                self._give_up(index)
+
+    @property
+    def holds(self) -> tuple[Stamp, ...]:
+        """Of the snapshots that are sealed."""
+        return tuple(view.stamp for view in self._views if view.state is SlotState.SEALED)
+
     def _lost_snapshot(self, index: int, why: str) -> None:
         self._under_way = None
         journal = self._world.journal
@@ -493,10 +534,9 @@ class Capture:
 
     def _tell_torn(self, stamp: Stamp, moved: tuple[str, ...]) -> None:
         self._world.live.copy_eagerly(moved)
-        names = ", ".join(moved[:5]) + (f" and {len(moved) - 5} more" if len(moved) > 5 else "")
         why = (
-            f"the snapshot of {stamp} is dropped: {names} changed outside an optimizer's step "
-            "while being copied; they are copied at the boundary from now on"
+            f"the snapshot of {stamp} is dropped: {first_names(moved)} changed outside an "
+            "optimizer's step while being copied; they are copied at the boundary from now on"
         )
         self._world.journal.record("torn", why, step=stamp.step, moved=list(moved[:50]))
 
@@ -523,31 +563,21 @@ class Capture:
             return
         view = self._views[index]
 
-        def looked(is_damaged: bool | _Failed) -> None:
-            if is_damaged is not True or self._views[index] != view:
+        def looked(found: bool | FailedWork) -> None:
+            if found is not True or self._views[index] != view:
                 return
             self._void_damaged(index, f"slot {index} is given up after scrubbing: {why}")
             self._set_view(index, EMPTY_VIEW)
 
-        self._world.background.act(_guarded(self._is_damaged(index)), looked)
+        self._world.background.act(guarded(is_damaged(self._slots[index])), looked)
 
     def _void_damaged(self, index: int, why: str) -> None:
         self._world.journal.record("slot-voided", why, rank=self._who.rank, slot=index)
         self._slots[index].void()
 
-    def _is_damaged(self, index: int) -> Acts[bool]:
-        yield
-        try:
-            self._slots[index].verify()
-        except DamageError:
-            return True
-        except LookupError:
-            return False
-        return False
-
     def drain(self, then: Callable[[], None]) -> None:
         """`then` is called when everything that has begun is sealed, or given up."""
-        self._world.background.submit(_nothing, lambda _: then())
+        self._world.background.submit(lambda: None, lambda _: then())
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -560,18 +590,3 @@ class Capture:
         self._commit_view.close()
         for slot in self._slots:
             slot.close()
-
-
-def _guarded(acts: Acts[T]) -> Acts[T | _Failed]:
-    """The same work; what it raises costs a snapshot and is told, but never reaches the trainer.
-
-    The one place in the package where everything is caught.
-    """
-    try:
-        return (yield from acts)
-    except Exception as error:  # noqa: BLE001
-        return _Failed(f"{type(error).__name__}: {error}")
-
-
-def _nothing() -> None:
-    """Work that only waits for its turn."""

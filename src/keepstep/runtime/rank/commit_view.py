@@ -3,29 +3,38 @@ which stamps are hopeless, and which steps all ranks capture.
 
 On one node it reads the ranks' pages itself, so that capturing needs nobody else to be alive; with
 many nodes it reads the leader's word, which its keeper has written into a page. Both may be old,
-and old views are safe (core/resume/cut.py, core/resume/commit.py).
+and old views are safe (core/resume/cut.py, core/resume/commit.py). Both tell besides what digests
+of replicated state have shown (core/detection/replicas.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from keepstep.core.resume.cut import cut, holding_of, hopeless
+from keepstep.core.detection.replicas import Agreement, blame, first_difference
+from keepstep.core.resume.cut import Holding, common, cut, holding_of, hopeless
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.status_page import StatusPage, status_path
+from keepstep.model.replicas import ReplicaDifference
 from keepstep.model.snapshot import RankStatus, Stamp
 from keepstep.ports import Memory
 
 
 class CommitLook(NamedTuple):
     """What was seen: the newest stamp that everybody may rely on, whether a stamp will never be
-    one, and the period at which steps are captured (core/resume/cadence.py)."""
+    one, the period at which steps are captured (core/resume/cadence.py), the newest stamp that
+    other nodes have whole, and the pages of all ranks, where that is what was looked at.
+    `agreed_steps`, `difference`: as in `Horizon`."""
 
     horizon: Stamp | None
     is_hopeless: Callable[[Stamp], bool]
     period_steps: int
+    released: Stamp | None = None
+    agreed_steps: int = 0
+    difference: ReplicaDifference | None = None
+    pages: Sequence[RankStatus] = ()
 
 
 class CommitView(Protocol):
@@ -44,15 +53,31 @@ class PagesOfOneNode:
         self._memory, self._job_dir, self._world_size = memory, job_dir, world_size
         self._pages: dict[int, StatusPage] = {}
         self._last_seen: dict[int, RankStatus] = {}
+        self._agreement = Agreement(-1)
 
     def look(self, epoch: int) -> CommitLook:
         seen = [page for page in map(self._read, range(self._world_size)) if page]
         holdings = [holding_of(page) for page in seen]
         return CommitLook(
             cut(holdings, self._world_size),
-            lambda stamp: hopeless(stamp, holdings),
+            lambda stamp: hopeless(stamp, holdings, self._world_size),
             self._period_steps(seen),
+            None,  # nobody else has anything
+            *self._compare(epoch, holdings),
+            pages=seen,
         )
+
+    def _compare(self, epoch: int, holdings: list[Holding]) -> tuple[int, ReplicaDifference | None]:
+        """At how many steps of this epoch replicas agreed, and where they do not."""
+        if self._agreement.epoch != epoch:
+            self._agreement = Agreement(epoch)
+        if len(holdings) < self._world_size or not any(h.group for h in holdings):
+            return self._agreement.steps, None
+        shared = common([h.sealed for h in holdings])
+        stamp = first_difference(holdings, shared)
+        if stamp is None:
+            return self._agreement.saw(holdings, shared), None
+        return self._agreement.steps, blame(dict(enumerate(holdings)), stamp)
 
     def _period_steps(self, seen: list[RankStatus]) -> int:
         if self._world_size == 1:
@@ -84,7 +109,14 @@ class LeadersWord:
 
     def look(self, epoch: int) -> CommitLook:
         horizon = self._page.read(epoch)
-        return CommitLook(horizon.floor, horizon.is_hopeless, horizon.period_steps)
+        return CommitLook(
+            horizon.floor,
+            horizon.is_hopeless,
+            horizon.period_steps,
+            horizon.released,
+            horizon.agreed_steps,
+            horizon.difference,
+        )
 
     def close(self) -> None:
         self._page.close()

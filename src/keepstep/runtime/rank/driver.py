@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from keepstep.edge.os.loop import Loop
-from keepstep.edge.os.threads import aside, run_acts
+from keepstep.edge.os.threads import AsideThreads, run_acts
 from keepstep.ports import Acts
 
 T = TypeVar("T")
@@ -109,30 +109,6 @@ class BackgroundThread:
             self._thread.join(within_s)
 
 
-class AsideThreads:
-    """`ports.Executor` for what takes long and is rare: each piece of work has a thread of its own,
-    and nobody waits for it at the end."""
-
-    def __init__(self, changed: threading.Condition, begin: Callable[[], None]) -> None:
-        """begin: called first on each thread."""
-        self._changed = changed
-        self._begin = begin
-
-    def submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        def begun() -> T:
-            self._begin()
-            return work()
-
-        aside(self._hand_in, begun, then)
-
-    def act(self, acts: Acts[T], then: Callable[[T], None]) -> None:
-        self.submit(lambda: run_acts(acts), then)
-
-    def _hand_in(self, call: Callable[[], None]) -> None:
-        with Turn(self._changed):
-            call()
-
-
 class Driver:
     """The threads of one rank. `lock` is held by whoever calls it."""
 
@@ -141,7 +117,7 @@ class Driver:
         self.loop = Loop(guard=Turn(self.changed))
         self.trainer = TrainerThread(self.changed)
         self.background = BackgroundThread(self.changed, begin_background)
-        self.aside = AsideThreads(self.changed, begin_background)
+        self.aside = AsideThreads(self._hand_in, begin_background)
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="keepstep-rank", daemon=True)
         self._thread.start()
@@ -149,6 +125,11 @@ class Driver:
     def _run(self) -> None:
         self.loop.run(lambda: self._is_over)
         self.loop.close()
+
+    def _hand_in(self, call: Callable[[], None]) -> None:
+        """On the thread that did the work."""
+        with Turn(self.changed):
+            call()
 
     def call(self, event: Callable[..., T], *arguments: Any) -> T:
         """On the trainer's thread: tell the rank something, and do what it asks of this thread."""

@@ -34,7 +34,7 @@ def identity_of(
     if here is None and group is not None and world_size > 1:
         local = count_here(arena_dir, gather)
     else:
-        local = int(here or world_size)
+        local = world_size if not here else _number(environ, "LOCAL_WORLD_SIZE", world_size)
     return RankIdentity(job, os.getuid(), rank, world_size, local)
 
 
@@ -49,7 +49,19 @@ def place_in_world(environ: Mapping[str, str]) -> tuple[int, int]:
             "(0 and 1, and a KEEPSTEP_JOB each, for tasks that have nothing to do with "
             "each other), found neither"
         )
-    return int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
+    rank, world_size = _number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)
+    if not 0 <= rank < world_size:
+        raise ConfigError(
+            f"expected RANK from 0 to {world_size - 1}, as WORLD_SIZE is {world_size}; found {rank}"
+        )
+    return rank, world_size
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, str(default))
+    if not (text.isascii() and text.lstrip("-").isdigit()):
+        raise ConfigError(f"expected a whole number in {name}, found {text!r}")
+    return int(text)
 
 
 def count_here(arena_dir: Path, gather: Gather) -> int:

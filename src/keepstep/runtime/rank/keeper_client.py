@@ -22,6 +22,8 @@ from keepstep.model.messages.keeper_rank import (
     CannotListen,
     CheckpointDone,
     Goodbye,
+    HaltOrder,
+    HaltWord,
     JoinVote,
     Listen,
     Listening,
@@ -66,6 +68,9 @@ class KeeperHearer(Protocol):
 
     def slot_damaged(self, index: int, why: str) -> None: ...
 
+    def halt_ordered(self, order: HaltOrder) -> None:
+        """About all ranks standing behind one step."""
+
     def released(self) -> None:
         """The keeper has the goodbye, or there is no keeper."""
 
@@ -88,6 +93,7 @@ class KeeperClient:
         self._listen: Listen | None = None  # what it was asked last
         self._tickets = itertools.count(1)
         self._waiting: dict[int, Answered] = {}
+        self._halt: HaltWord | None = None  # what it has said last about one, while that matters
         self._said_goodbye = False
         self._is_over = False
         self._watch = KeeperWatch(world.timers, world.journal, world.keepers, self._awaited)
@@ -161,10 +167,12 @@ class KeeperClient:
     def _introduce(self) -> None:
         if self._join is None:
             self._send(Attach(self._rank, self._world_size, self._permitted))
-            return
-        self._ask(self._join)
-        if self._loaded is not None:  # others may have been permitted to train on from there
-            self._send(self._loaded)
+        else:
+            self._ask(self._join)
+            if self._loaded is not None:  # others may have been permitted to train on from there
+                self._send(self._loaded)
+        if self._halt is not None:
+            self._send(self._halt)
 
     # -- without an agent: who the other nodes are
 
@@ -251,6 +259,17 @@ class KeeperClient:
             del self._waiting[ticket]
             answered(CheckpointDone(ticket, False, None, "there is no keeper to ask"))
 
+    def say_of_halt(self, word: HaltWord, is_kept: bool) -> None:
+        """About a halt. `is_kept`: each keeper that follows is to hear it, too, until another word
+        is kept."""
+        if is_kept:
+            self._halt = word
+        self._send(word)
+
+    def forget_halt(self) -> None:
+        """Nothing that was said about one matters any more."""
+        self._halt = None
+
     def goodbye(self, ok: bool, why: str) -> None:
         """Say the last word; `released` follows."""
         self._said_goodbye = True
@@ -300,6 +319,8 @@ class KeeperClient:
         match message:
             case SlotDamaged(slot=index, why=why):
                 hearer.slot_damaged(index, why)
+            case HaltOrder():
+                hearer.halt_ordered(message)
             case _ if self._join is None:
                 pass  # it is about a vote that was given up, or is over
             case StateOffered(offer=offer):

@@ -8,6 +8,7 @@ From its beginning to its end:
     STARTING    votes, loads, makes its slots
     READY       the program trains; each step boundary is captured
     REGROUPING  a peer is lost: votes and loads again, builds its groups anew, in this process
+    GOING_BACK  a step is taken back, all peers are there: votes and loads again
     ENDING      seals what is under way, asks for the last checkpoint, says goodbye
     OVER        nothing of it is left but the slots
     FAILED      there is no going on in this process; the slots stay
@@ -23,39 +24,35 @@ peers; and the program trains only after `TrainingPermitted`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum, auto
 
-from keepstep.edge.shm.begun_run import has_begun, note_begun
 from keepstep.edge.shm.collective_profile_page import profile_path
 from keepstep.errors import KeeperError, KeepstepError
 from keepstep.model.events import WARNING
 from keepstep.model.messages.agent_rank import RegroupAt
-from keepstep.model.messages.keeper_rank import CheckpointDone, StateOffered
+from keepstep.model.messages.keeper_rank import CheckpointDone, HaltOrder, StateOffered
 from keepstep.model.rhythm import NO_STEP
 from keepstep.model.snapshot import Phase, Stamp
-from keepstep.model.units import S_NS, counted, human_ns
-from keepstep.ports import StateCopy
+from keepstep.model.units import S_NS, human_ns
+from keepstep.ports import Acts, StateCopy
 from keepstep.runtime.rank.capture import Capture
 from keepstep.runtime.rank.commit_view import LeadersWord, PagesOfOneNode
+from keepstep.runtime.rank.device_release import ReleaseUnderWay
+from keepstep.runtime.rank.halting import Halting
 from keepstep.runtime.rank.joining import Joined
 from keepstep.runtime.rank.keeper_client import Answered
+from keepstep.runtime.rank.own_launch import OwnLaunch
 from keepstep.runtime.rank.periodic_checkpoints import PeriodicCheckpoints
 from keepstep.runtime.rank.regroup import Regroup
 from keepstep.runtime.rank.resumption import Resumption, attempted
+from keepstep.runtime.rank.stage import Stage
+from keepstep.runtime.rank.stall import Stall
+from keepstep.runtime.rank.summary import summary_of
 from keepstep.runtime.rank.wanted_checkpoint import WantedCheckpoint
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld, Trainer
 
 RELEASE_WITHIN_NS = 5 * S_NS
+WAITS_TOLD_NS = 1 * S_NS  # so often, on its page
 ENDED_WITHIN_NS = 5 * S_NS  # by the agent, where nobody may train
-
-
-class Stage(Enum):
-    STARTING = auto()
-    READY = auto()
-    REGROUPING = auto()
-    ENDING = auto()
-    OVER = auto()
-    FAILED = auto()
 
 
 class Rank:
@@ -80,6 +77,8 @@ class Rank:
         self._keeper = joined.keeper
         self._agent = joined.agent
         self._regroup = Regroup(world, who.rank, who.world_size, joined.agent)
+        self._release = ReleaseUnderWay(world, who.rank)
+        self._launch = OwnLaunch(world.memory, options, who.rank)
         many = who.has_many_nodes
         view = (
             LeadersWord(world.memory, options.job_dir)
@@ -95,10 +94,12 @@ class Rank:
             announce=self.announce,
             on_change=self._keeper.page_changed if many else _nothing,
         )
+        self.finite = self._capture.finite
+        self.halting = Halting(joined.keeper, who.rank, who.world_size)
         self._resumption: Resumption | None = None  # while this rank votes and loads
         self._resumed_ns: int | None = None  # until the first step after a restore is done
-        self._stall_ns_total = 0
-        self._stall_ns_last = 0
+        self._stall = Stall()
+        self._ending_ns: int | None = None  # since when it waits at its end
         self._checkpoints = PeriodicCheckpoints(
             options, world.journal, who.rank == 0, self._keeper.persist
         )
@@ -111,6 +112,7 @@ class Rank:
         self.step = -1  # the last completed one
         self.resumed_at = -1  # the restored one
         self._is_draining = False  # before it may meet its peers again
+        self._doubted_from: int | None = None  # while steps are taken back: the first of them
         self.epoch = 0
 
     def begin(self) -> None:
@@ -142,26 +144,24 @@ class Rank:
             self._who,
             self._capture,
             self._keeper,
-            in_midst=self._regroup.is_lost or self._world.groups.is_muted,
-            wants_fresh=self._wants_fresh(),
+            in_midst=(
+                self._regroup.is_lost
+                or self._world.groups.is_muted
+                or self._doubted_from is not None
+            ),
+            wants_fresh=self._launch.wants_fresh,
+            goes_on=self._launch.goes_on,
+            doubted_from=self._doubted_from,
             announce=self.announce,
             failed=self._fail,
         )
         self._resumption.begin()
 
-    def _wants_fresh(self) -> bool:
-        run = self._options.fresh_run
-        memory, job_dir = self._world.memory, self._options.job_dir
-        return run is not None and not has_begun(memory, job_dir, self._who.rank, run)
-
     def _begin_run(self, source: str) -> None:
-        """All begin: without what memory held, if it was not that, and this rank is never to ask
-        for a fresh start again in this run."""
+        """All begin: without what memory held, if it was not that."""
         if source != "memory":
             self._capture.forget_newer(None)  # first: else a restart would find it, and its run
-        run = self._options.fresh_run
-        if run is not None:
-            note_begun(self._world.memory, self._options.job_dir, self._who.rank, run)
+        self._launch.note()
 
     def offered(self, offer: StateOffered) -> None:
         if self._resumption is not None:
@@ -182,9 +182,11 @@ class Rank:
         if state is None:
             return
         self._resumption = None
+        self._doubted_from = None
         self._begin_run(state.source)
         self.step = self.resumed_at = state.step
         self.epoch = epoch
+        self.halting.train(epoch)
         self.resumed, self.lost_steps = state, lost_steps
         self._page.publish(
             epoch=epoch,
@@ -196,10 +198,24 @@ class Rank:
         if state.source != "fresh":
             why = f"restored step {state.step} from {state.source}: {state.why}"
             self._world.journal.record("restored", why, step=state.step, source=state.source)
+        resumed = Stamp(state.step, state.epoch) if state.source == "memory" else None
         if self.stage is Stage.STARTING:
-            self._world.trainer.act(attempted(self._capture.prepare()), self._prepared)
-        else:
+            self._world.trainer.act(attempted(self._prepare(resumed)), self._prepared)
+        elif self.stage is Stage.GOING_BACK:
+            if resumed is None:
+                self._ready()
+            else:
+                self._world.trainer.act(self._capture.resumed(resumed), lambda _: self._ready())
+        elif resumed is None:
             self._meet(self._place)
+        else:
+            place = self._place
+            self._world.trainer.act(self._capture.resumed(resumed), lambda _: self._meet(place))
+
+    def _prepare(self, resumed: Stamp | None) -> Acts[str]:
+        if resumed is not None:
+            yield from self._capture.resumed(resumed)
+        return (yield from self._capture.prepare())
 
     def _prepared(self, plan: str | KeepstepError) -> None:
         if isinstance(plan, KeepstepError):
@@ -231,6 +247,7 @@ class Rank:
             if why is not None:
                 self._fail(KeeperError(f"the process groups cannot be built anew: {why}"))
                 return
+            self._release.built()
             self._regroup.rebuilt(place.attempt)
             self._ready()
 
@@ -252,6 +269,7 @@ class Rank:
     def begin_step(self) -> int:
         """The next step begins: its number. `may_begin_step` comes before."""
         step = self.step + 1
+        self.halting.step_begins()
         self.announce(Phase.STEP, step)
         self._world.groups.profile_step(step)
         return step
@@ -282,7 +300,7 @@ class Rank:
         slot is free for it, or it does not count anyway. To be asked again after a while."""
         if self.stage is not Stage.READY or self._regroup.is_lost:
             return True
-        return self._capture.has_room(self.step + 1, self.epoch)
+        return self._capture.has_room(self.epoch)
 
     def end_step(
         self, entered: bool, ended: bool, step_ns: int, loss: object, is_last: bool = False
@@ -300,6 +318,7 @@ class Rank:
         step = self.step = self.step + 1
         self._capture.boundary(Stamp(step, self.epoch), loss, step_ns, is_last)
         self._checkpoints.completed(step, loss)
+        self.halting.counts(step)
         self._tell_first_step(step)
         return True
 
@@ -314,6 +333,7 @@ class Rank:
         """The loop is over; `then` is called when its last step is sealed."""
         self._world.groups.profile_step(NO_STEP)
         self._regroup.loop_over()
+        self.halting.loop_over()
 
         def drained() -> None:
             self.announce(Phase.DONE, self.step)
@@ -327,12 +347,23 @@ class Rank:
 
     def stalled(self, stall_ns: int, is_boundary: bool) -> None:
         """The trainer waited so long: at a boundary, or in front of an update."""
-        self._stall_ns_total += stall_ns
-        self._stall_ns_last = stall_ns if is_boundary else self._stall_ns_last + stall_ns
+        stall = self._stall
+        stall.waited(stall_ns, is_boundary, self._capture.copy_under_way)
         if self.stage is Stage.READY:
-            self._page.publish(
-                stall_ns_total=self._stall_ns_total, stall_ns_last=self._stall_ns_last
-            )
+            self._page.publish(stall_ns_total=stall.total_ns, stall_ns_last=stall.last_ns)
+
+    def waited(self, waited_ns: int) -> None:
+        """The trainer waited so long for the store, between steps or behind the last."""
+        self._stall.waited_for_store(waited_ns)
+        self._page.publish(stall_ns_total=self._stall.total_ns)
+
+    def _waits_at_its_end(self) -> None:
+        """Tell while it lasts: that is no training."""
+        if self._ending_ns is not None:
+            now_ns = self._world.clock.monotonic_ns()
+            self.waited(now_ns - self._ending_ns)
+            self._ending_ns = now_ns
+            self._world.timers.after(WAITS_TOLD_NS, self._waits_at_its_end)
 
     def announce(self, phase: Phase, step: int) -> None:
         """This rank does that now. From any thread."""
@@ -365,10 +396,13 @@ class Rank:
 
     def peer_lost(self, why: str) -> None:
         self._regroup.peer_lost(why)
+        self._release.lost()
+        if self.stage is Stage.GOING_BACK:
+            self.stage = Stage.REGROUPING
         if self.stage is Stage.REGROUPING:  # one more, while all were finding together
             self._give_up_resumption()
             if not self._is_draining:
-                self._wait_for_place()
+                self._release.when_free(self._free_again)
         self._trainer.changed()
 
     def regroup_at(self, place: RegroupAt) -> None:
@@ -379,21 +413,70 @@ class Rank:
     def agent_gone(self) -> None:
         self._regroup.agent_gone()
 
+    def halt_ordered(self, order: HaltOrder) -> None:
+        self.halting.ordered(order, self.step)
+        self._trainer.changed()
+
+    # -- a step is taken back
+
+    @property
+    def holds(self) -> tuple[Stamp, ...]:
+        """The snapshots that this rank holds."""
+        return self._capture.holds
+
+    @property
+    def has_lost_peer(self) -> bool:
+        """Whether a peer is lost, and this rank not yet among its peers again."""
+        return self._regroup.is_lost
+
+    @property
+    def regroups(self) -> int:
+        """How often this rank has met its peers anew."""
+        return self._regroup.count
+
+    def take_back(self, first: int) -> None:
+        """The step whose body is over does not count, nor does any from `first` on: all ranks say
+        the same, and vote again. READY or FAILED follows."""
+        if self.stage is not Stage.READY or self._regroup.is_lost:
+            return  # whoever is lost has all vote again, in another way
+        self.stage = Stage.GOING_BACK
+        self._doubted_from = first
+        self._world.groups.profile_step(NO_STEP)
+        self._is_draining = True
+        self._capture.drain(self._drained)
+
     # -- another rank is lost, and this one stays
 
     def _begin_regroup(self) -> None:
         self.stage = Stage.REGROUPING
         self._world.groups.profile_step(NO_STEP)
         self._is_draining = True
-        self._capture.drain(self._drained)
+        self._release.when_free(self._free)
+
+    def _free(self, why_not: str | None) -> None:
+        """A drain before would wait for a device that waits for the lost peer."""
+        if why_not is None:
+            self._capture.drain(self._drained)
+        else:
+            self._fail(KeeperError(why_not))
+
+    def _free_again(self, why_not: str | None) -> None:
+        """What was being captured is drained already."""
+        if why_not is None:
+            self._wait_for_place()
+        else:
+            self._fail(KeeperError(why_not))
 
     def _drained(self) -> None:
         self._is_draining = False
-        self._wait_for_place()
+        self._release.when_free(self._free_again)  # one more may have been lost meanwhile
 
     def _wait_for_place(self) -> None:
         if self.stage is Stage.REGROUPING:
             self._regroup.wait_for_place(self._meet_again)
+        elif self.stage is Stage.GOING_BACK:
+            self._capture.condemn_from(self._doubted_from or 0)
+            self._resume()
 
     def _meet_again(self, place: RegroupAt | str) -> None:
         if isinstance(place, str):
@@ -419,10 +502,14 @@ class Rank:
             return
         self._give_up_resumption()
         self.stage = Stage.ENDING
-        # There is no step left to meet for: should a peer be lost while this one waits for the
-        # store, all start anew, and find that the last step is done.
-        self._agent.cannot_stay()
+        if ok:
+            # There is no step left to meet for: should a peer be lost while this one waits for the
+            # store, all start anew, and find that the last step is done. One that ends by an error
+            # is about to be lost like a killed one: its peers stay in their process.
+            self._agent.cannot_stay()
         self._closed = then
+        self._ending_ns = self._world.clock.monotonic_ns()
+        self._waits_at_its_end()
 
         def drained() -> None:
             if ok and self._options.has_store and self.step >= 0:
@@ -441,6 +528,8 @@ class Rank:
         self._capture.drain(drained)
 
     def _say_goodbye(self, ok: bool, why: str) -> None:
+        self._waits_at_its_end()
+        self._ending_ns = None
         self._summarize(ok)
         self._page.publish(phase=Phase.DONE)
         if ok:
@@ -449,26 +538,18 @@ class Rank:
         self._keeper.goodbye(ok, why)
 
     def _summarize(self, ok: bool) -> None:
-        captured, skipped, torn = self._capture.counts
-        stall_ns = self._stall_ns_total // max(1, captured + skipped + torn)
-        why = (
-            f"{counted(captured, 'step')} captured, {skipped} skipped, {torn} torn; the trainer "
-            f"waited {human_ns(stall_ns)} a step; {self._checkpoints.words()}"
-        )
-        if not ok and self.step >= 0:
-            why += (
-                f"; memory is kept for {self._options.grace_s:.0f} s: the same command goes on "
-                "from it"
-            )
-            if self._options.has_store and not self._agent.is_connected:
-                why += ", and the newest step goes to the store when that time is over"
+        captured, skipped, torn = counts = self._capture.counts
+        stall_ns = self._stall.of_steps_ns // max(1, sum(counts))
+        kept_s = None if ok or self.step < 0 else self._options.grace_s
+        stores_later = self._options.has_store and not self._agent.is_connected
         self._world.journal.record(
             "summary",
-            why,
+            summary_of(counts, stall_ns, self._checkpoints.words(), kept_s, stores_later),
             stall_ns_per_step=stall_ns,
             captured_steps=captured,
             skipped_steps=skipped,
             torn_steps=torn,
+            waited_ns=self._stall.for_store_ns,
         )
 
     def released(self) -> None:
@@ -501,6 +582,7 @@ class Rank:
     def _let_go(self, stage: Stage) -> None:
         """Of everything but the slots."""
         self.stage = stage
+        self._ending_ns = None
         self._give_up_resumption()
         self._world.groups.close()  # no collective touches the page from here on
         self._capture.close()

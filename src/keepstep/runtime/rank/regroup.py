@@ -47,6 +47,7 @@ class Regroup:
         self._place: RegroupAt | None = None
         self._waiting: Callable[[RegroupAt | str], None] | None = None
         self._is_meeting = False  # it has been told where, and is not among its peers yet
+        self.count = 0  # how often it has met them anew
 
     # -- bodies of the loop
 
@@ -180,6 +181,7 @@ class Regroup:
             )
         self._lost_ns = None
         self._is_meeting = False
+        self.count += 1
         self._agent.regrouped()
 
     def cannot(self) -> None:

@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from keepstep.edge.shm.whole import whole
 from keepstep.errors import DamageError, IdentityError, KeeperError, LayoutError, StoreError
 from keepstep.model.events import WARNING
 from keepstep.model.messages.keeper_rank import StateOffered
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import human_ns
 from keepstep.ports import Acts
-from keepstep.runtime.rank.capture import Capture, Holdings
+from keepstep.runtime.rank.capture import Capture
+from keepstep.runtime.rank.holdings import Holdings
 from keepstep.runtime.rank.world import RankWorld
 
 SHOWN_DIFFERENCES = 5
@@ -104,19 +106,20 @@ class Restorer:
         return loaded
 
     def _load_slot(self, stamp: Stamp, index: int) -> Acts[list[str] | Unusable]:
-        slot, live = self._capture.slot(index), self._world.live
+        own, live = self._capture.slot(index), self._world.live
         try:
-            header, layout = slot.verify(threads=self._world.proof_threads)
-            if header.stamp != stamp:
-                raise IdentityError(
-                    f"{slot.path}: expected {stamp} of epoch {stamp.epoch}, found {header.stamp} "
-                    f"of epoch {header.stamp.epoch}"
-                )
-            yield
-            self._has_loaded = True
-            remarks = live.load(slot, header, layout)
-            yield
-            wrong = live.differing(slot, header, layout)
+            with whole(self._world.memory, own) as slot:
+                header, layout = slot.verify(threads=self._world.proof_threads)
+                if header.stamp != stamp:
+                    raise IdentityError(
+                        f"{slot.path}: expected {stamp} of epoch {stamp.epoch}, found "
+                        f"{header.stamp} of epoch {header.stamp.epoch}"
+                    )
+                yield
+                self._has_loaded = True
+                remarks = live.load(slot, header, layout)
+                yield
+                wrong = live.differing(slot, header, layout)
         except (DamageError, LookupError) as error:
             return Unusable(str(error))
         if wrong:

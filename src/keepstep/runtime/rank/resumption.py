@@ -18,7 +18,8 @@ from keepstep.model.messages.keeper_rank import JoinVote, StateOffered
 from keepstep.model.snapshot import Phase, Stamp
 from keepstep.model.units import S_NS, human_ns
 from keepstep.ports import Acts
-from keepstep.runtime.rank.capture import Capture, Holdings
+from keepstep.runtime.rank.capture import Capture
+from keepstep.runtime.rank.holdings import Holdings
 from keepstep.runtime.rank.keeper_client import KeeperClient
 from keepstep.runtime.rank.restore import Restored, Restorer, Unusable
 from keepstep.runtime.rank.world import RankIdentity, RankWorld
@@ -30,7 +31,8 @@ T = TypeVar("T")
 
 class Resumption:
     """`in_midst`: others of the job are in the middle of it, in their processes. `wants_fresh`: its
-    run is to start over."""
+    run is to start over. `goes_on`: its launch has trained on what is here. `doubted_from`: states
+    of that step and of later ones may be wrong."""
 
     def __init__(
         self,
@@ -40,6 +42,8 @@ class Resumption:
         keeper: KeeperClient,
         in_midst: bool,
         wants_fresh: bool,
+        goes_on: bool,
+        doubted_from: int | None,
         announce: Callable[[Phase, int], None],
         failed: Callable[[KeepstepError], None],
     ) -> None:
@@ -49,6 +53,8 @@ class Resumption:
         self._keeper = keeper
         self._in_midst = in_midst
         self._wants_fresh = wants_fresh
+        self._goes_on = goes_on
+        self._doubted_from = doubted_from
         self._announce = announce
         self._failed = failed
         self._restorer: Restorer | None = None
@@ -64,6 +70,7 @@ class Resumption:
             self._world, self._capture, found, self._in_midst, self._wants_fresh
         )
         self._foreign_world = found.foreign_world
+        self._group, self._digests = found.group, found.digests
         self._ask(tuple(sorted(found.slot_of)))
         self._wait_patiently()
 
@@ -75,6 +82,10 @@ class Resumption:
             holds=holds,
             foreign_world=self._foreign_world,
             fresh=self._wants_fresh,
+            goes_on=self._goes_on,
+            group=self._group,
+            digests=self._digests,
+            doubted_from=self._doubted_from,
         )
         self._keeper.join(question)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from keepstep.core.redundancy import memory_budget
 from keepstep.edge.shm.slot import Slot, slot_bytes, slot_path
 from keepstep.edge.shm.slot_store import SHELVES
+from keepstep.errors import ConfigError
 from keepstep.model.events import WARNING
 from keepstep.model.topology import parse_policy
 from keepstep.ports import Acts
@@ -25,10 +26,23 @@ class SlotMaker:
     def __init__(self, world: RankWorld, options: RankOptions, who: RankIdentity) -> None:
         self._world, self._options, self._who = world, options, who
         self._has_told = False  # that a device refuses
+        self._restoring_bytes = 0
+
+    def first_plan(self, payload: int, manifest: int, there: int) -> memory_budget.SlotPlan:
+        """On the trainer's thread, before training: see `plan`."""
+        self._restoring_bytes = self._world.live.restoring_bytes()
+        return self.plan(payload, manifest, there)
 
     def plan(self, payload: int, manifest: int, there: int) -> memory_budget.SlotPlan:
-        """For slots of that many bytes, of which so many are there. Raises MemoryBudgetError."""
+        """For slots of that many bytes, of which so many are there. Raises MemoryBudgetError, and
+        ConfigError where nobody else would have the snapshot while the only slot is
+        overwritten."""
         who, options = self._who, self._options
+        if options.slots == 1 and not who.has_many_nodes:
+            raise ConfigError(
+                "slots: expected 2 or more in a job of one node, where nobody else has the "
+                "snapshot while the only slot is overwritten, found 1"
+            )
         memory = self._world.memory
         paths = [slot_path(options.job_dir, who.rank, index) for index in range(there)]
         own = sum(memory.size(path) for path in paths) * who.local_world_size
@@ -45,6 +59,7 @@ class SlotMaker:
             many_nodes=who.has_many_nodes,
             there_bytes=own + self._held_bytes(),
             block_bytes=memory.block_bytes,
+            restoring_bytes=self._restoring_bytes,
         )
 
     def _held_bytes(self) -> int:

@@ -2,8 +2,9 @@
 `python -m keepstep.runtime.rank.standby`.
 
 Importing takes seconds; becoming takes milliseconds. Comes in: a command line and an environment.
-Goes out: the program, run as `python script.py` or `python -m module` would. Does nothing of its
-own before that, and ends with its agent.
+Goes out: the program, run as `python script.py` or `python -m module` would. Before that it does
+nothing of its own but call the functions that the option `prebuild` names, and it ends with its
+agent.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from keepstep.core.wire.conversations import PROCESS_WITH_AGENT
 from keepstep.edge.net.agents import NodeAgents
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.priority import in_idle_time
+from keepstep.model.launch import PREBUILD
 from keepstep.model.messages.agent_rank import BecomeRank, StandbyReady, ToProcess
 from keepstep.ports import Box
 
@@ -31,7 +33,7 @@ def become(message: BecomeRank) -> None:
         sys.path.insert(0, os.getcwd())
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
+        sys.path.insert(0, _script_dir(sys.argv[0]))
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
@@ -51,13 +53,14 @@ class Waiting:
         self.is_over = True
 
 
-def wait_for_order() -> BecomeRank | None:
-    """None when the agent has ended, and nobody needs this process."""
+def wait_for_order(unbuilt: str = "") -> BecomeRank | None:
+    """None when the agent has ended, and nobody needs this process. `unbuilt`: what could not be
+    built ahead."""
     loop, waiting = Loop(), Waiting()
     box = NodeAgents(loop, os.environ, PROCESS_WITH_AGENT, _untold).find(waiting)
     if box is None:
         return None
-    box.send(StandbyReady(os.getpid()))
+    box.send(StandbyReady(os.getpid(), unbuilt))
     loop.run(lambda: waiting.is_over)
     box.close()
     loop.close()
@@ -68,6 +71,29 @@ def _untold(kind: str, why: str) -> None:
     """This process has no journal: its agent has."""
 
 
+def _build_ahead(words: list[str]) -> str:
+    """What the program will ask for, of which `words` is the command line: its modules are found as
+    it finds them. Returns what could not be built, and why; the program will raise it again."""
+    from keepstep.edge.torch.prebuilt import build_ahead
+
+    targets = os.environ.get(PREBUILD, "").replace(",", " ").split()
+    path, program = list(sys.path), program_of(words)
+    if program and program[0] != "-m":
+        sys.path.insert(0, _script_dir(program[0]))
+    unbuilt: list[str] = []
+
+    def failed(target: str, error: BaseException) -> None:
+        unbuilt.append(" ".join(f"{target} ({type(error).__name__}: {error})".split()))
+
+    build_ahead(targets, failed)
+    sys.path[:] = path
+    return ", ".join(unbuilt)
+
+
+def _script_dir(script: str) -> str:
+    return str(Path(script).resolve().parent)
+
+
 def main() -> None:
     with in_idle_time():
         from keepstep.edge.torch.prewarm import warm_up
@@ -75,7 +101,8 @@ def main() -> None:
 
         assert session  # it is what the program imports next
         warm_up()
-    order = wait_for_order()
+        unbuilt = _build_ahead(sys.argv[1:])
+    order = wait_for_order(unbuilt)
     if order is not None:
         become(order)
 

@@ -65,10 +65,14 @@ class RankOptions:
     shows_profile: bool  # its collectives' use of the network, to the keeper
     grace_s: float  # so long memory is kept after a failing end
     fresh_run: str | None  # the run that is to start over; None: go on with what there is
+    launch: str  # who trains on what this one has left may trust it to be the newest there is
+    share_replicas: str = "off"
+    digest_every_steps: int = 0  # 0: replicas are not compared
+    on_difference: str = "tell"
 
     @staticmethod
-    def of(settings: Settings, run: str = "") -> RankOptions:
-        """`run`: which run of the job this is."""
+    def of(settings: Settings, run: str = "", launch: str = "") -> RankOptions:
+        """`run`: which run of the job this is; `launch`: which launch of it."""
         return RankOptions(
             job_dir=settings.job_dir,
             arena_dir=Path(settings.arena_dir),
@@ -80,6 +84,10 @@ class RankOptions:
             shows_profile=settings.interleave == "auto",
             grace_s=settings.grace_s,
             fresh_run=run if settings.fresh else None,
+            launch=launch,
+            share_replicas=settings.share_replicas,
+            digest_every_steps=settings.digest_every_steps,
+            on_difference=settings.on_difference,
         )
 
 

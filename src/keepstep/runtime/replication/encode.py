@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from keepstep.coding.checksum import checksum
 from keepstep.coding.reed_solomon import solve
 from keepstep.core.redundancy.stripes import Stripes, contribution, stripes_of_snapshots
-from keepstep.edge.shm.slot import Slot, parse_page, table_bytes
+from keepstep.edge.shm.slot import Slot, table_bytes
+from keepstep.edge.shm.slot_header import parse_page
 from keepstep.errors import DamageError
 from keepstep.model.decoding import a_count, an_object, counts, decoding, from_json
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
@@ -156,7 +157,8 @@ class Encoding:
         self.slot, self.contents, self.mine, self.stamp = slot, contents, mine, stamp
         self._on_whole = on_whole
         self._lock = threading.Lock()
-        self._scratch: dict[int, bytearray] = {}  # by node: its blocks come one after the other
+        self._scratch: dict[tuple[int, Span], bytearray] = {}  # by node, of what comes this moment
+        self._spare: list[bytearray] = []  # of which nothing is needed any more
         self._stopped = False
         stripes = contents.stripes
         self._missing = {
@@ -178,19 +180,27 @@ class Encoding:
 
     def place(self, node: int, span: Span) -> memoryview | None:
         """See `BlockTaker`."""
-        if (span.rank, range_of(span)) not in self._missing:
-            return None
-        if len(self._scratch.get(node, b"")) < span.length:
-            self._scratch[node] = bytearray(span.length)
-        return memoryview(self._scratch[node])[: span.length]
+        with self._lock:
+            if (span.rank, range_of(span)) not in self._missing:
+                return None
+            scratch = self._scratch.pop((node, span), None) or self._room(span.length)
+            self._scratch[node, span] = scratch
+        return memoryview(scratch)[: span.length]
+
+    def _room(self, nbytes: int) -> bytearray:
+        """Of as many bytes at least. With the lock held."""
+        spare = self._spare.pop() if self._spare else b""
+        return spare if isinstance(spare, bytearray) and len(spare) >= nbytes else bytearray(nbytes)
 
     def arrived(self, node: int, span: Span, checksum: int) -> None:
         """See `BlockTaker`."""
         wanted = (span.rank, range_of(span))
-        with self._lock:  # two links may add to the same bytes
-            if self._stopped or wanted not in self._missing:
+        with self._lock:  # several streams may add to the same bytes
+            scratch = self._scratch.pop((node, span), None)
+            if scratch is None or self._stopped or wanted not in self._missing:
                 return
-            self._add(span, memoryview(self._scratch[node])[: span.length])
+            self._add(span, memoryview(scratch)[: span.length])
+            self._spare.append(scratch)
             self._missing.discard(wanted)
             whole = not self._missing
         if whole:

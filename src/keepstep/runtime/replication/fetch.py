@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
@@ -23,7 +24,8 @@ from keepstep.core.redundancy.stripes import (
     decode_plan,
     stripes_of_snapshots,
 )
-from keepstep.edge.shm.slot import Slot, capacity_of, parse_page, rank_dir, slot_path, slot_paths
+from keepstep.edge.shm.slot import Slot, rank_dir, slot_path, slot_paths
+from keepstep.edge.shm.slot_header import capacity_of, parse_page
 from keepstep.errors import DamageError, MemoryBudgetError
 from keepstep.model.messages.peers import FetchRanges, SnapshotUnproven
 from keepstep.model.restore_sources import RestoreSource
@@ -76,16 +78,22 @@ class Fetch:
         stamp: Stamp,
         ended: Callable[[FetchResult], None],
         path: Path | None = None,
+        has_one_slot: bool = False,
     ) -> None:
         """`path`: where the slot is to be; None: among the rank's own, in place of the one that is
         worth least, once it is whole. Until then theirs stay as they are: the rank has them mapped,
-        and goes on with them when this fails."""
+        and goes on with them when this fails.
+
+        `has_one_slot`: there is room for no other. The rank's own is taken for it, if what it holds
+        is worth nothing beside what is fetched; when this fails it is gone, and made anew.
+        """
         self._world, self._memory, self._clock = world, world.memory, world.clock
         self._links, self._server = links, server
         self._job_dir, self._job_hash = job_dir, job_hash
         self.source, self.stamp, self._ended = source, stamp, ended
         self._rank = source.rank
         self._takes_a_place = path is None
+        self._has_one_slot = has_one_slot
         # A name of its own: a thread may still be making the one of a fetch that was stopped.
         own_name = f"fetched-{self._clock.monotonic_ns()}"
         self._path = path or rank_dir(job_dir, source.rank) / own_name
@@ -169,6 +177,10 @@ class Fetch:
 
         def make() -> Slot | MemoryBudgetError:
             try:
+                if self._has_one_slot and self._takes_a_place:
+                    slot = self._take_only(header)
+                    if slot is not None:
+                        return slot
                 return Slot.create(self._memory, self._path, capacity, manifest_capacity)
             except MemoryBudgetError as error:
                 return error
@@ -199,6 +211,31 @@ class Fetch:
         if self.source.copies:
             self._links.expect(self._rank, self.stamp, self._incoming)
         return self._incoming
+
+    def _take_only(self, wanted: SlotHeader) -> Slot | None:
+        """The rank's only slot, under the name that this fetch has for it: what is written there is
+        not found before it is whole. None when it is too small, somebody reads it, or it holds what
+        may still be gone back to."""
+        path = slot_path(self._job_dir, self._rank, 0)
+        try:
+            with closing(Slot(self._memory, path)) as slot:
+                has_room = slot.manifest_capacity >= wanted.manifest_bytes
+                if slot.capacity < wanted.payload_bytes or not has_room:
+                    return None
+                if not slot.lock(exclusive=True):
+                    return None
+                try:
+                    header = slot.header()
+                    is_kept = header.state is SlotState.SEALED and header.stamp < self.stamp
+                except DamageError:
+                    is_kept = False
+                slot.unlock()
+            if is_kept:
+                return None
+            self._memory.rename(path, self._path)
+            return Slot(self._memory, self._path)
+        except (DamageError, OSError):  # there is none, or nothing that is one
+            return None
 
     def _by_decoding(self) -> Generator[None, None, None]:
         header, capacity = yield from self._header_of(self._rank)
@@ -356,9 +393,9 @@ class Fetch:
                 # a thread may still be writing there: it must not be found
                 self._memory.remove(self._path)
             elif self._takes_a_place:
-                self._memory.rename(
-                    self._path, free_slot_path(self._memory, self._job_dir, self._rank, self.stamp)
-                )
+                least = 1 if self._has_one_slot else 2
+                path = free_slot_path(self._memory, self._job_dir, self._rank, self.stamp, least)
+                self._memory.rename(self._path, path)
             self._incoming.slot.close()
         if tell:
             took_ns = self._clock.monotonic_ns() - self._began_ns
@@ -380,12 +417,12 @@ def _range(piece: Piece) -> BlockRange:
     return BlockRange(part, piece.start, piece.nbytes)
 
 
-def free_slot_path(memory: Memory, job_dir: Path, rank: int, stamp: Stamp) -> Path:
+def free_slot_path(memory: Memory, job_dir: Path, rank: int, stamp: Stamp, least: int = 2) -> Path:
     """The slot of that rank that is worth least: none, empty or damaged, newer than what everybody
-    goes back to, else the oldest."""
+    goes back to, else the oldest. `least`: so many it has."""
     worth: list[tuple[int, int]] = []
     paths = {int(p.name.split("-")[1]): p for p in slot_paths(memory, job_dir, rank)}
-    for index in range(max(2, len(paths))):
+    for index in range(max(least, len(paths))):
         try:
             slot = Slot(memory, paths[index])
             header = slot.header()

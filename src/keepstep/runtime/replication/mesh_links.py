@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
+from keepstep.model.links import LinkCount
 from keepstep.model.mesh import LEADER, Mesh
 from keepstep.model.messages.peers import FetchRanges, MeshMessage, SeveralMessages, SnapshotMessage
 from keepstep.model.snapshot import Stamp
@@ -78,6 +79,14 @@ class MeshLinks:
         """The nodes that are reached at this moment, this one among them."""
         nodes = (member.node for member in self.mesh.members)
         return {node for node in nodes if node == self.node or self._links.is_open(node)}
+
+    def sent_counts(self) -> dict[tuple[int, int], LinkCount]:
+        """By node and stream: what this node has sent of blocks, as its kernel counts."""
+        return self._links.sent_counts()
+
+    def damaged(self) -> dict[int, int]:
+        """By node: how much of what came from there was not as it was sent."""
+        return self._links.damaged()
 
     # -- what goes out
 

@@ -10,7 +10,6 @@ Invariant: what is said here carries this mesh's version, and nothing of another
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -18,13 +17,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from keepstep.config import Settings
-from keepstep.core.redundancy.node_safety import node_lines, spell_out
 from keepstep.core.redundancy.protection import Assignment, assignments, partners
 from keepstep.core.resume.commit import first_horizon, newer
 from keepstep.core.resume.cut import Holding, common, holding_of
 from keepstep.core.wire.plausible import flaw_of_peer
 from keepstep.edge.shm.horizon_page import HorizonPage
-from keepstep.edge.shm.node_safety_file import write_node_safety
 from keepstep.edge.shm.slot import rank_dir, ranks_in, readable_headers
 from keepstep.errors import ConfigError
 from keepstep.model.horizon import Horizon
@@ -41,8 +38,8 @@ from keepstep.model.messages.peers import (
     FetchRanges,
     HorizonWord,
     InventoryReport,
+    LinkReport,
     MeshMessage,
-    NodeRange,
     NodeReport,
     RanksEnded,
     SafetyWord,
@@ -57,12 +54,13 @@ from keepstep.model.restore_sources import HeldSnapshot, Inventory, RestoreSourc
 from keepstep.model.snapshot import RankStatus, SlotState, Stamp
 from keepstep.model.topology import Auto, NoRedundancy, Policy, Scheme, parse_policy
 from keepstep.model.units import S_NS
-from keepstep.ports import Memory
 from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.encode import SnapshotSizes
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder import Holder
+from keepstep.runtime.replication.known_safety import KnownSafety
 from keepstep.runtime.replication.leader import Leader
+from keepstep.runtime.replication.link_watch import DamageWatch, LinkMeter, LinkWatch
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.own_pages import OwnPages, reported
 from keepstep.runtime.replication.owner import Owner
@@ -110,28 +108,6 @@ class ReplicationHost(Protocol):
         """An implausible message came."""
 
 
-class KnownSafety:
-    """What the leader told last about which nodes may be lost, of whichever mesh, as a file."""
-
-    def __init__(self, memory: Memory, job_dir: Path) -> None:
-        self._memory, self._job_dir = memory, job_dir
-        self._known: dict[str, Any] | None = None
-        # the lines of all nodes: of which mesh, who was apart, and the same as text
-        self._told: tuple[int, tuple[NodeRange, ...]] | None = None
-        self._nodes: list[dict[str, Any]] = []
-        self._nodes_text = ""
-
-    def receive(self, word: SafetyWord, mesh: Mesh) -> None:
-        """The leader of that mesh says so."""
-        told = mesh.version, word.apart
-        if told != self._told:
-            self._told = told
-            self._nodes = node_lines(word, mesh)
-            self._nodes_text = json.dumps(self._nodes)
-        self._known = spell_out(word, mesh, self._known, self._nodes)
-        write_node_safety(self._memory, self._job_dir, self._known, self._nodes_text)
-
-
 class _Missing:
     """A node whose keeper is gone: since when, and why we think so."""
 
@@ -164,7 +140,10 @@ class MeshState:
         self._holder = Holder(world, links, held, job_hash, self._own_sizes)
         self._pages = OwnPages(self.own_ranks, host.status)
         self._server = SnapshotServer(world.memory, links, job_dir, held, host.scrub_soon)
-        self.recovery = SnapshotRecovery(world, links, job_dir, job_hash, self._server, self._owner)
+        self._has_one_slot = settings.slots == 1
+        self.recovery = SnapshotRecovery(
+            world, links, job_dir, job_hash, self._server, self._owner, self._has_one_slot
+        )
         self._missing: dict[int, _Missing] = {}
         self._early_offers: list[CopyOffer] = []  # before what is held here has been proven
         self._policy: Scheme | None = None  # the one in force; None: not decided yet
@@ -179,6 +158,9 @@ class MeshState:
         self._next_safety_ns = 0  # no sooner is it worked out
         self._asked = parse_policy(settings.redundancy)
         self._leader: Leader | None = None
+        self._meter, self._damage = LinkMeter(), DamageWatch(self._journal)
+        racks = [member.rack for member in links.mesh.members]
+        self._watch = LinkWatch(racks, self._journal) if links.mesh.leads else None
         self.refusal = ""  # why nobody may train in this mesh: the policy is impossible
         self._near = self._nodes_to_begin_with(self._asked)
 
@@ -190,7 +172,9 @@ class MeshState:
             if not isinstance(asked, Auto):
                 near |= partners(assignments(asked, mesh), mesh.node)
             if mesh.leads:
-                self._leader = Leader(self._links, asked, self._journal, self._follow)
+                self._leader = Leader(
+                    self._links, asked, self._clock, self._journal, self._follow, self._has_one_slot
+                )
         except ConfigError as error:
             self.refusal = f"redundancy: {error}"
         return near - {mesh.node}
@@ -246,6 +230,9 @@ class MeshState:
             case NodeReport():
                 if self._leader is not None:
                     self._leader.receive_report(node, message)
+            case LinkReport():
+                if self._watch is not None:
+                    self._watch.receive(node, message)
             case InventoryReport():
                 held = Inventory(frozenset(message.snapshots), frozenset(message.parities))
                 self.recovery.receive_inventory(node, held)
@@ -463,7 +450,8 @@ class MeshState:
         is_alone = isinstance(self._policy, NoRedundancy)
         ranks = reported(pages, None if is_alone else self._owner.protected)
         span_steps = max([s.span_steps for s in pages.values()], default=1)
-        said = (self._epoch, ranks, self._owner.hindered, span_steps)
+        policy = str(self._policy or Auto())
+        said = (self._epoch, ranks, self._owner.hindered, span_steps, policy)
         if said == self._last_report:
             return
         self._last_report = said
@@ -480,6 +468,7 @@ class MeshState:
             hindered=self._owner.hindered,
             ranks=ranks,
             span_steps=span_steps,
+            policy=policy,
         )
         self._links.to_leader(report)
 
@@ -497,6 +486,9 @@ class MeshState:
             word.decided_step,
             word.inherited,
             word.period_steps,
+            self._has_copies(),
+            word.agreed_steps,
+            word.difference,
         )
         # another leader that has not heard all reports knows less
         self.horizon = horizon = newer(self.horizon, said)
@@ -521,6 +513,11 @@ class MeshState:
         self._links.link_with(partners(found, self.mesh.node))
         self._owner.follow(found)
         self._journal.record("redundancy", f"{policy}: {why}", policy=policy)
+
+    def _has_copies(self) -> bool:
+        """Whether what is committed rests whole on other nodes, too, by the policy in force."""
+        own = [self._assignments[rank] for rank in self.own_ranks if rank in self._assignments]
+        return bool(own) and all(each.holders and not each.stripe_group for each in own)
 
     def _tidy(self) -> None:
         """A generation is committed under the present placement: what only an older one needed may
@@ -547,7 +544,10 @@ class MeshState:
     def tick(self) -> None:
         """Every half second or so."""
         self._owner.tick()
+        if self._leader is not None:
+            self._leader.tick()
         self.report()
+        self._report_links()
         self._announce_safety()
 
     def report_missing(self, return_ns: int) -> None:
@@ -557,6 +557,16 @@ class MeshState:
             if now_ns - missing.since_ns > return_ns and not missing.is_reported:
                 missing.is_reported = True
                 self._host.peer_is_dead(self.mesh, node, missing.why)
+
+    def _report_links(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if self._meter.is_due(now_ns):
+            rows = self._meter.look(self._links.sent_counts(), now_ns)
+            self._damage.look(self._links.damaged(), now_ns)
+            if rows:
+                self._links.to_leader(LinkReport(self.mesh.version, rows))
+        if self._watch is not None:
+            self._watch.tick(now_ns)
 
     def _announce_safety(self) -> None:
         began_ns = self._clock.monotonic_ns()

@@ -13,8 +13,9 @@ from keepstep.model.mesh import Mesh
 from keepstep.model.units import S_NS
 from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.held import HeldSnapshots
+from keepstep.runtime.replication.known_safety import KnownSafety
 from keepstep.runtime.replication.mesh_links import MeshLinks
-from keepstep.runtime.replication.mesh_state import KnownSafety, MeshState, ReplicationHost
+from keepstep.runtime.replication.mesh_state import MeshState, ReplicationHost
 from keepstep.runtime.replication.peer_inbox import (
     FromPeer,
     LinkOver,

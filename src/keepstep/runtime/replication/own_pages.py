@@ -14,7 +14,7 @@ from keepstep.model.messages.peers import RanksReport
 from keepstep.model.snapshot import RankStatus, SlotView, Stamp
 
 # what a report tells of a rank: equal for ranks that are alike
-_Facts = tuple[tuple[SlotView, ...], int, tuple[Stamp, ...] | None]
+_Facts = tuple[tuple[SlotView, ...], int, tuple[Stamp, ...] | None, int]
 
 
 class OwnPages:
@@ -56,7 +56,7 @@ def reported(
     for rank in sorted(pages):
         status = pages[rank]
         proven = None if protected is None else protected.get(rank, ())
-        facts = status.slots, status.decided_step, proven
+        facts = status.slots, status.decided_step, proven, status.replica_group
         for known, _, ranks in kinds:
             if known == facts:
                 ranks.append(rank)
@@ -75,4 +75,6 @@ def _row(ranks: list[int], status: RankStatus, protected: tuple[Stamp, ...] | No
         pending=own.pending,
         decided_step=own.decided_step,
         protected=sealed if protected is None else tuple(sorted(protected)),
+        group=own.group,
+        digests=own.digests,
     )

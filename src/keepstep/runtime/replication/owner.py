@@ -74,6 +74,7 @@ class Owner:
         if dict(assignments) != dict(self._assignments):
             self._release_all()
             self._assignments, self.protected = dict(assignments), {}
+            self.hindered = ""
 
     def protect(self, target: Stamp | None, floor: Stamp | None) -> None:
         """Bring `target` to all holders. What is older than `floor` they may overwrite."""
@@ -228,7 +229,8 @@ class Owner:
 
     def declined(self, node: int, rank: int, why: str) -> None:
         """A holder has no memory for it."""
-        if not self.hindered:
+        assignment = self._assignments.get(rank)
+        if assignment is not None and node in assignment.holders and not self.hindered:
             self.hindered = f"node {node} cannot hold rank {rank}: {why}"
             self._on_protected()
 

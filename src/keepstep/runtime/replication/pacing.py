@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,17 +82,17 @@ class Pacing:
     def __init__(
         self,
         job_dir: Path,
-        host: str,
+        hosts: Sequence[str],
         memory: Memory,
         clock: Clock,
         journal: Journal,
         interface_of: Callable[[str], str],
         reserve: Reserve | None = None,
     ) -> None:
-        """host: the links' own address. interface_of: the network interface that has an address.
+        """hosts: the links' own addresses. interface_of: the network interface that has an address.
         reserve: what RESERVE_NS of the link are, in PARTS, unless given."""
         self._job_dir = job_dir
-        self._host = host
+        self._hosts = hosts
         self._memory = memory
         self._clock = clock
         self._journal = journal
@@ -109,7 +109,7 @@ class Pacing:
         self._target: Stamp | None = None
         # of the last targets, the present one last
         self._target_bytes: deque[int] = deque([0], maxlen=TARGETS)
-        self._interface: str | None = None
+        self._interfaces: set[str] | None = None
         self._open_because = "no rank has a page"
         self._told: tuple[str, str, bool] | None = None
         self._told_ns = self._counted_ns = 0
@@ -267,17 +267,17 @@ class Pacing:
         """Why nothing is to be held back; empty when the ranks' rhythm counts."""
         if not self._watched:
             return "no rank tells of its collectives"
-        if self._host.startswith("127."):
-            return f"the links are loopback ({self._host}): no network is shared"
-        if self._interface is None:
-            self._interface = self._interface_of(self._host)
-        others = {w.page.interface for w in self._watched.values() if w.page.interface} - {
-            self._interface
-        }
+        own = ", ".join(self._hosts)
+        if all(host.startswith("127.") for host in self._hosts):
+            return f"the links are loopback ({own}): no network is shared"
+        if self._interfaces is None:
+            self._interfaces = {self._interface_of(host) for host in self._hosts}
+        others = {w.page.interface for w in self._watched.values() if w.page.interface}
+        others -= self._interfaces
         if others:
             return (
                 f"the collectives go over {', '.join(sorted(others))}, the copies over "
-                f"{self._interface or self._host}"
+                f"{', '.join(sorted(self._interfaces - {''})) or own}"
             )
         profiles = self._profiles()
         if profiles and all(p.collectives == 0 for p in profiles):

@@ -98,8 +98,9 @@ class PeerInbox:
         self._events: queue.SimpleQueue[PeerEvent] = queue.SimpleQueue()
         self._early: deque[PeerEvent] = deque(maxlen=MAX_EARLY)
         self._takers: dict[tuple[int, Stamp], BlockTaker] = {}
-        # by node: whose place the block that is coming was given; they come one after the other
-        self._placed: dict[int, BlockTaker | None] = {}
+        # by node and bytes: whose place the block that is coming was given. Several come at a time,
+        # on as many streams, but not the same bytes twice
+        self._placed: dict[tuple[int, Span], BlockTaker | None] = {}
         self._lock = threading.Lock()
         dead_ns = round(link_dead_s * S_NS) - self.return_ns
         self.links = world.open_links(job_hash, self.incarnation, address, dead_ns, self)
@@ -154,6 +155,8 @@ class PeerInbox:
 
     def up(self, node: int) -> None:
         """See `ports.Receiver`."""
+        with self._lock:  # of what broke off over an earlier link nothing comes any more
+            self._placed = {key: taker for key, taker in self._placed.items() if key[0] != node}
         self.put(LinkUp(node))
 
     def message(self, node: int, message: MeshMessage) -> None:
@@ -163,7 +166,7 @@ class PeerInbox:
     def place(self, node: int, span: Span) -> memoryview | None:
         """See `ports.Receiver`."""
         with self._lock:
-            taker = self._placed[node] = self._takers.get((span.rank, span.stamp))
+            taker = self._placed[node, span] = self._takers.get((span.rank, span.stamp))
         return taker.place(node, span) if taker else None
 
     def block(self, node: int, span: Span, checksum: int) -> None:
@@ -171,7 +174,7 @@ class PeerInbox:
         with self._lock:
             taker = self._takers.get((span.rank, span.stamp))
             # else it lies in the place of one that expects no more
-            is_its = self._placed.pop(node, None) is taker
+            is_its = self._placed.pop((node, span), None) is taker
         if taker and is_its:
             taker.arrived(node, span, checksum)
 

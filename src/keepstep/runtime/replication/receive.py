@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from keepstep.coding.checksum import checksum, copy_hashed, unpack_table
-from keepstep.edge.shm.slot import Slot, parse_page, table_bytes
+from keepstep.edge.shm.slot import Slot, table_bytes
+from keepstep.edge.shm.slot_header import parse_page
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import MIB, PAGE_BYTES
@@ -72,6 +73,7 @@ def in_runs(
 
 # no nodes' numbers: threads of ours at work in the slot, and the range that one of them writes
 _OURSELVES, _BY_HAND = -1, -2
+_ANY_RANGE = BlockRange(Part.PAYLOAD, 0, 0)
 _WITH_TABLE = (Part.TABLE, Part.META)
 
 
@@ -147,7 +149,8 @@ class IncomingSnapshot:
             Part.MANIFEST: meta[manifest_at:],
         }
         self._missing = set(ranges)
-        self._filling: dict[int, BlockRange] = {}  # by node: its blocks come one after the other
+        # which ranges are being written this moment, and which node's blocks they are
+        self._filling: set[tuple[int, BlockRange]] = set()
         self._sums: dict[int, int] = {}  # checksums of payload blocks, by their number
 
     def put(
@@ -158,12 +161,12 @@ class IncomingSnapshot:
         checksum than expected, the range is still missing."""
         part, offset, length = range_
         with self._lock:
-            if range_ not in self._missing or range_ in self._filling.values():
+            if range_ not in self._missing or any(range_ == each for _, each in self._filling):
                 return
-            self._filling[_BY_HAND] = range_
+            self._filling.add((_BY_HAND, range_))
         found = copy_hashed(self._memory[part][offset : offset + length], data)
         with self._lock:
-            del self._filling[_BY_HAND]
+            self._filling.discard((_BY_HAND, range_))
         if expected in (None, found):
             self._note(range_, found)
 
@@ -180,16 +183,16 @@ class IncomingSnapshot:
         """See `BlockTaker`."""
         wanted = range_of(span)
         with self._lock:
-            self._filling.pop(node, None)
-            if wanted not in self._missing or self._filling.get(_BY_HAND) == wanted:
+            self._filling.discard((node, wanted))  # it came before, and not whole
+            if wanted not in self._missing or (_BY_HAND, wanted) in self._filling:
                 return None
-            self._filling[node] = wanted
+            self._filling.add((node, wanted))
         return self._memory[span.part][span.offset : span.offset + span.length]
 
     def arrived(self, node: int, span: Span, checksum: int) -> None:
         """See `BlockTaker`."""
         with self._lock:
-            self._filling.pop(node, None)
+            self._filling.discard((node, range_of(span)))
         self._note(range_of(span), checksum)
 
     def _note(self, range_: BlockRange, found: int) -> None:
@@ -216,14 +219,14 @@ class IncomingSnapshot:
         """Some thread of ours writes into the slot, or does so no more."""
         with self._lock:
             if is_on:
-                self._filling[_OURSELVES] = BlockRange(Part.PAYLOAD, 0, 0)
+                self._filling.add((_OURSELVES, _ANY_RANGE))
             else:
-                self._filling.pop(_OURSELVES, None)
+                self._filling.discard((_OURSELVES, _ANY_RANGE))
 
     def link_is_gone(self, node: int) -> None:
         """That node writes nowhere any more."""
         with self._lock:
-            self._filling.pop(node, None)
+            self._filling = {each for each in self._filling if each[0] != node}
 
     def missing(self) -> list[BlockRange]:
         """What has not come, in order."""

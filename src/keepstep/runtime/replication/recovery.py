@@ -45,11 +45,14 @@ class SnapshotRecovery:
         job_hash: bytes,
         server: SnapshotServer,
         owner: Owner,
+        has_one_slot: bool = False,
     ) -> None:
+        """has_one_slot: what is fetched to resume from takes the rank's only one."""
         self._world, self._memory, self._journal = world, world.memory, world.journal
         self._links, self._mesh = links, links.mesh
         self._job_dir, self._job_hash = job_dir, job_hash
         self._server, self._owner = server, owner
+        self._has_one_slot = has_one_slot
         self._fetches: dict[int, Fetch] = {}  # by rank
         # own slots that stand still while their bytes are brought back
         self._mending: dict[int, Slot] = {}
@@ -147,6 +150,7 @@ class SnapshotRecovery:
             stamp,
             ended,
             path,
+            self._has_one_slot,
         )
 
     def _record(self, result: FetchResult) -> None:

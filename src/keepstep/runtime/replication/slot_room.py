@@ -80,7 +80,7 @@ class SlotRoom:
             for view in shelf.views(rank)
         ]
         floor = max(floors, default=None)
-        decision = choose(offer.stamp.step, views, floor, horizon.is_hopeless)
+        decision = choose(views, floor, horizon.is_hopeless)
         if isinstance(decision, Skip):
             self._replies.refuse(offer, f"no slot is free here: {decision.why}")
             return None

@@ -20,6 +20,7 @@ from keepstep.sim.protocol.checkers.checkpoints import CheckpointsAreWhole
 from keepstep.sim.protocol.checkers.commit import CommitsAreTrue
 from keepstep.sim.protocol.checkers.cut import ACutExists
 from keepstep.sim.protocol.checkers.given_up import GivenUp
+from keepstep.sim.protocol.checkers.halted import AHaltEndsAlike
 from keepstep.sim.protocol.checkers.hearing import AllIsHeard
 from keepstep.sim.protocol.checkers.lease import OneCoordinator
 from keepstep.sim.protocol.checkers.lost import LostSteps
@@ -49,6 +50,7 @@ CHECKERS = (
     MemoryWithinBudget,
     AccountSumsUp,
     CheckpointsAreWhole,
+    AHaltEndsAlike,
 )
 
 

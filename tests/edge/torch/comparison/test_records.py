@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from keepstep.edge.store.store import Store
 from keepstep.edge.torch.comparison import records
@@ -139,6 +140,45 @@ def test_a_record_that_names_code_runs_none(tmp_path: Path) -> None:
     with pytest.raises(DamageError, match="no tensor"):
         record.read_into(0, memoryview(bytearray(12)))
     assert not touched.exists()
+
+
+@pytest.mark.parametrize(
+    ("offsets", "sizes", "length"),
+    [
+        ((0, 0), (40, 1 << 40), None),
+        ((1, 0), (40, 30), None),
+        ((-1, 0), (40, 30), None),
+        ((0, 0), (40, -30), None),
+        ((0,), (1200,), None),
+        ((0, 0), (40, 30), 4799),
+        ((0, 0), (40, 30), -1),
+    ],
+)
+def test_a_part_that_cannot_be_where_it_is_said_to_be_is_damage(
+    offsets: tuple[int, ...],
+    sizes: tuple[int, ...],
+    length: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By whoever can write to the store: else memory is taken for a row of what is claimed."""
+    store = Store(tmp_path / "store")
+    manifest = write_checkpoint(store, 5, "demo", [RankState(0, tree())], {}, {})
+    honest = records.CheckpointReader.read_metadata
+
+    def forged(reader: Any) -> Any:
+        metadata = honest(reader)
+        name = "model.weight"
+        [chunk] = metadata.state_dict_metadata[name].chunks
+        info = metadata.storage_data.pop(MetadataIndex(name, chunk.offsets))
+        chunk.offsets, chunk.sizes = offsets, sizes
+        info.length = info.length if length is None else length
+        metadata.storage_data[MetadataIndex(name, offsets)] = info
+        return metadata
+
+    monkeypatch.setattr(records.CheckpointReader, "read_metadata", forged)
+    with pytest.raises(DamageError, match="not what DCP writes"):
+        checkpoint_state(store, manifest)
 
 
 @pytest.mark.parametrize("begin", [0, 4])

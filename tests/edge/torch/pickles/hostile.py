@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import io
+import itertools
 import os
 import pickle
 import subprocess
@@ -110,6 +111,14 @@ LYING: dict[str, bytes] = {
     "a class of Python's is changed": _set_on("uuid", "UUID", "hex"),
     "a function is changed": _set_on("_codecs", "encode", "__defaults__"),
     "a module": pickle.dumps(Calls(getattr, 1, "real")),
+    "pairs without end": pickle.dumps(Calls(OrderedDict, Calls(itertools.repeat, ("a", 1)))),
+    "sizes for ever": pickle.dumps(Calls(torch.Size, Calls(itertools.repeat, 1))),
+    "options without end": Text()
+    .name("builtins", "object")
+    .value(())
+    .value(itertools.repeat(("a", 1)))
+    .do(pickle.NEWOBJ_EX)
+    .end(),
     "globals of a function": Text()
     .name("builtins", "getattr")
     .name("random", "Random")

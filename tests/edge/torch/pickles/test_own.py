@@ -186,3 +186,19 @@ def test_an_array_of_a_class_of_its_own_is_made_empty(args: tuple[Any, ...]) -> 
     lying = pickle.dumps(live).replace(b"K\x02\x85", b"K\x09\x85")
     with pytest.raises(UntrustedError, match="other content"):
         read(lying, live)
+
+
+@pytest.mark.parametrize(
+    "function", [torch.storage._load_from_bytes, getattr, numpy.ones(1).__reduce__()[0]]
+)
+def test_a_function_that_is_only_called_is_handed_to_nobody(function: Any) -> None:
+    """Else the program would call it some day, with what the bytes say."""
+    live = [defaultdict(functools.partial(dict, a=1))]
+    hostile = [defaultdict(functools.partial(function, b"evil"))]
+    with pytest.raises(UntrustedError, match="hands"):
+        read(pickle.dumps(hostile), live)
+    with pytest.raises(UntrustedError, match="hands"):
+        read(pickle.dumps([defaultdict(function)]), live)
+    [alone] = read(pickle.dumps([function]), live)
+    with pytest.raises(UntrustedError, match="only called as a state is read"):
+        alone(b"evil")

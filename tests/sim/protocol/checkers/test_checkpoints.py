@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from keepstep.model.checkpoint import StoreListing
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
+from keepstep.runtime.keeper.store_look import StoreLook
 from keepstep.runtime.persister.persister import Persister
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.checkpoints import CheckpointsAreWhole
@@ -97,3 +99,28 @@ def test_a_wrong_state_that_is_published(monkeypatch: pytest.MonkeyPatch) -> Non
     own = SimFormat._write
     wrong = _told(monkeypatch, SimFormat, "_write", write)
     assert wrong.startswith(CheckpointsAreWhole.NAME)
+
+
+class Disk(Observer):
+    """That has lied, or whose lists show nothing of what is written, for 20 s from the start."""
+
+    def __init__(self, job: SimJob, has_lied: bool = False, is_behind: bool = False) -> None:
+        disk = job.around.disk
+        disk.has_lied, disk.is_behind = has_lied, is_behind
+        job.world.after(20 * S_NS, None, setattr, disk, "is_behind", False)
+
+
+@pytest.mark.parametrize("has_lied", [False, True])
+def test_a_fresh_start_over_what_the_disk_has_kept(
+    has_lied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lie elsewhere is no excuse."""
+    monkeypatch.setattr(StoreLook, "_ask_store", lambda self, question: StoreListing([]))
+    outcome = _run(8 * S_NS, lambda job: Disk(job, has_lied=has_lied))
+    assert outcome.wrong is not None
+    assert outcome.wrong.startswith(f"{CheckpointsAreWhole.NAME}: all start afresh")
+
+
+def test_a_store_that_has_shown_nothing_is_started_afresh_over() -> None:
+    outcome = _run(8 * S_NS, lambda job: Disk(job, is_behind=True))
+    assert outcome.wrong is None and outcome.lost_steps > 0

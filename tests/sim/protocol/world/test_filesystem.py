@@ -121,3 +121,25 @@ def test_what_a_disk_lies_about_others_read_differently() -> None:
         noticed.add(place.here.cat_file("store/step/a") != DATA)
         assert place.there.cat_file("store/step/a") != DATA
     assert noticed == {True, False}
+
+
+def test_lists_that_fall_behind_show_what_was_there_and_files_are_as_they_are() -> None:
+    place = Place()
+    place.write("store/step/old")
+    place.write("store/step/gone")
+    place.disk.is_behind = True
+    place.write("store/step/new", b"new")
+    place.here.makedirs("store/more")
+    place.here.rm_file("store/step/gone")
+    assert place.there.ls("store", detail=False) == ["store/step"]
+    shown = {each["name"]: each["size"] for each in place.there.ls("store/step")}
+    assert shown == {"store/step/gone": 0, "store/step/old": len(DATA)}
+    assert place.there.cat_file("store/step/new") == b"new" and place.there.exists("store/more")
+    with pytest.raises(FileNotFoundError):
+        place.there.cat_file("store/step/gone")
+    with pytest.raises(FileNotFoundError):
+        place.there.ls("store/more")
+    place.disk.heal()
+    assert place.there.ls("store", detail=False) == ["store/more", "store/step"]
+    assert place.there.ls("store/step", detail=False) == ["store/step/new", "store/step/old"]
+    assert place.disk.hidden == {"store/more", "store/step/new"}

@@ -79,16 +79,36 @@ def _saved(
     about = metadata.state_dict_metadata[name]
     if isinstance(about, BytesStorageMetadata):
         info = metadata.storage_data[MetadataIndex(name)]
+        _check_place(info)
         return value(info.length, partial(_read, files[info.relative_path], info.offset))
     assert isinstance(about, TensorStorageMetadata)
     dtype, parts = about.properties.dtype, []
     for chunk in about.chunks:
         info = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
         box = TensorBox(tuple(chunk.offsets), tuple(chunk.sizes))
+        _check_box(box, tuple(about.size), dtype, info)
         record = Record(files[info.relative_path], info, dtype, box, f"{url}: {name}")
         parts.append(SavedPart(box, record.read_into))
     kind = TensorKind(str(dtype).removeprefix("torch."), tuple(about.size))
     return SavedTensor(kind, tuple(parts))
+
+
+def _check_box(
+    box: TensorBox, whole: tuple[int, ...], dtype: torch.dtype, info: _StorageInfo
+) -> None:
+    """Whoever compares takes memory for a row of it. Raises ValueError, TypeError."""
+    _check_place(info)
+    reaches = zip(box.offsets, box.shape, whole, strict=True)
+    if not all(0 <= at <= at + length <= size for at, length, size in reaches):
+        raise ValueError(f"a part at {box.offsets} of {box.shape} in a tensor of {whole}")
+    if box.count * dtype.itemsize > info.length:
+        raise ValueError(f"{box.count} values of {dtype} in {info.length} bytes")
+
+
+def _check_place(info: _StorageInfo) -> None:
+    """Raises ValueError, TypeError."""
+    if not 0 <= info.offset <= info.offset + info.length:
+        raise ValueError(f"{info.length} bytes at {info.offset}")
 
 
 def _read(file: io.RawIOBase, at: int, offset: int, target: memoryview) -> None:

@@ -35,6 +35,12 @@ class SavedTensor:
     kind: TensorKind
     parts: tuple[SavedPart, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """Of what was saved of it here."""
+        itemsize = 1 if self.kind.is_value else getattr(torch, self.kind.dtype).itemsize
+        return itemsize * sum(part.box.count for part in self.parts)
+
 
 @dataclass(frozen=True, slots=True)
 class SavedState:

@@ -9,6 +9,7 @@ called with what, or keep a pickle from writing into a class. What is seldom use
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 import posixpath
 import re
@@ -30,6 +31,16 @@ MAX_KEY_ITEMS = 10_000
 # Successive numbers that an argument may be: a range is small, and what is made of it is not.
 MAX_NUMBERS = 1 << 20
 DEPTH_OF_ARGUMENTS = 3
+
+# What iterates, as far as Python pickles it. It may go on for ever, or for longer than its bytes.
+_ITERABLES: tuple[Any, ...] = ([], (), "", "\u20ac", b"", range(0), range(1 << 99))
+ITERATORS: frozenset[type] = frozenset(
+    (
+        *(type(iter(some)) for some in _ITERABLES),
+        *(enumerate, zip, reversed, type(reversed([]))),
+        *(itertools.count, itertools.cycle, itertools.repeat, itertools.chain, itertools.islice),
+    )
+)
 
 # The bytes say what is done, so any error may come that Python, numpy and torch have.
 READING_ERRORS = (
@@ -72,6 +83,25 @@ class Unfilled:
     place: int = -1
 
 
+class NotPlainError(Exception):
+    """What is to be pickled holds something that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyCalled:
+    """Stands for a function that a pickle may call, under the eyes of its vocabulary. The function
+    itself looks at nothing: nobody is to find it in what was read, and call it some day."""
+
+    module: str
+    name: str
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        raise UntrustedError(f"{self.module}.{self.name} is only called as a state is read")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise NotPlainError
+
+
 class Vocabulary(Protocol):
     """What a pickle may do. Each raises UntrustedError for what it may not."""
 
@@ -94,6 +124,10 @@ class Vocabulary(Protocol):
 _Unpickler: Any = pickle._Unpickler  # of which the stubs know next to nothing
 
 
+OF_TYPE = OnlyCalled("torch._tensor", "_rebuild_from_type_v2")
+ITER = OnlyCalled("builtins", "iter")
+
+
 class CheckedUnpickler(_Unpickler):
     """Reads one pickle after another from a file."""
 
@@ -109,15 +143,24 @@ class CheckedUnpickler(_Unpickler):
         return self._vocabulary.find(module, name)
 
     def load_reduce(self) -> None:
-        args = _checked_args(self.stack.pop())
-        self._put(self._vocabulary.call(self.stack[-1], args))
+        args, function = _checked_args(self.stack.pop()), self.stack[-1]
+        # What iterates over others goes through them when it is asked to: not here.
+        makes_iterator = function == ITER or (isinstance(function, type) and function in ITERATORS)
+        # The first argument of OF_TYPE is what it is to call.
+        values = args[1:] if function == OF_TYPE else args
+        _check_values(values, may_iterate=makes_iterator)
+        self._put(self._vocabulary.call(function, args))
 
     def load_newobj(self) -> None:
         args = _checked_args(self.stack.pop())
+        _check_values(args)
         self._put(self._vocabulary.make(self.stack[-1], args, {}))
 
     def load_newobj_ex(self) -> None:
         options, args = self.stack.pop(), _checked_args(self.stack.pop())
+        if type(options) is not dict:
+            raise UntrustedError("the saved state makes an object with what are no options")
+        _check_values((*args, *options.values()))
         self._put(self._vocabulary.make(self.stack[-1], args, dict(options)))
 
     def _put(self, made: Any) -> None:
@@ -128,6 +171,8 @@ class CheckedUnpickler(_Unpickler):
 
     def load_build(self) -> None:
         state, made = self.stack.pop(), self.stack[-1]
+        # The state of an iterator is what it iterates over.
+        _check_values((state,), may_iterate=type(made) in ITERATORS)
         if type(made) is not Unfilled:
             self._vocabulary.build(made, state)
             return
@@ -206,6 +251,20 @@ def _checked_args(args: Any, depth: int = 0) -> tuple[Any, ...]:
         if type(arg) is tuple and depth < DEPTH_OF_ARGUMENTS:
             _checked_args(arg, depth + 1)
     return args
+
+
+def _check_values(args: tuple[Any, ...], may_iterate: bool = False, depth: int = 0) -> None:
+    """Whoever is given an iterator may go through all of it, and it need not end; whoever is given
+    a function may call it."""
+    for arg in args:
+        if type(arg) in ITERATORS and not may_iterate:
+            raise UntrustedError(
+                f"the saved state calls something with a {type(arg).__name__}, which need not end"
+            )
+        if type(arg) is OnlyCalled:
+            raise UntrustedError(f"the saved state hands {arg.module}.{arg.name} to something")
+        if type(arg) is tuple and depth < DEPTH_OF_ARGUMENTS:
+            _check_values(arg, may_iterate, depth + 1)
 
 
 def check_keys(keys: Iterable[Any]) -> None:

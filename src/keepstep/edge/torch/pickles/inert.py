@@ -18,8 +18,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from keepstep.edge.torch.pickles.checked import DEPTH_OF_ARGUMENTS, load_pickles
-from keepstep.edge.torch.pickles.known import Call, Known, Name
+from keepstep.edge.torch.pickles.checked import (
+    DEPTH_OF_ARGUMENTS,
+    OF_TYPE,
+    NotPlainError,
+    OnlyCalled,
+    load_pickles,
+)
+from keepstep.edge.torch.pickles.known import ATTRIBUTE, Call, Known, Name
 
 # The first in which a class within a class has a name, and a time that comes twice in a night is
 # told from the other.
@@ -74,10 +80,6 @@ class Unmade:
         self.steps.append((pickle.SETITEMS, [key, value]))
 
 
-class NotPlainError(Exception):
-    """What is to be pickled holds something that is not known."""
-
-
 @dataclass(frozen=True, slots=True)
 class Uses:
     """What pickles name that is not known, what of it they call, and of which classes they make
@@ -100,9 +102,9 @@ class Inert(Known):
         return Named(module, name)
 
     def call(self, function: Any, args: tuple[Any, ...]) -> Any:
-        if function is getattr and len(args) == 2 and isinstance(args[0], Named):
+        if function == ATTRIBUTE and len(args) == 2 and isinstance(args[0], Named):
             return self.find_other(args[0].module, f"{args[0].name}.{args[1]}")
-        is_of_type = function is torch._tensor._rebuild_from_type_v2  # which calls its first
+        is_of_type = function == OF_TYPE  # which calls its first
         called = args[0] if is_of_type and args else function
         if isinstance(called, Named):
             self.uses.called.add((called.module, called.name))
@@ -143,7 +145,7 @@ _Pickler: Any = pickle._Pickler  # of which the stubs know next to nothing
 class Pickler(_Pickler):
     """Writes what is unmade as it was read. (The name is the one `torch.save` looks for.)"""
 
-    def save_named(self, named: Named) -> None:
+    def save_named(self, named: Named | OnlyCalled) -> None:
         self.save(named.module)
         self.save(named.name)
         self.write(pickle.STACK_GLOBAL)
@@ -169,6 +171,7 @@ class Pickler(_Pickler):
     dispatch: ClassVar[dict[Any, Any]] = {
         **_Pickler.dispatch,
         Named: save_named,
+        OnlyCalled: save_named,
         Unmade: save_unmade,
     }
 

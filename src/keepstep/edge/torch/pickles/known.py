@@ -32,7 +32,12 @@ from typing import Any
 import torch
 
 from keepstep.edge.torch.parts import PlaceOfPart
-from keepstep.edge.torch.pickles.checked import check_keys
+from keepstep.edge.torch.pickles.checked import (
+    ITERATORS,
+    OF_TYPE,
+    OnlyCalled,
+    check_keys,
+)
 from keepstep.edge.torch.pickles.known_numpy import numpys_builds, numpys_names
 from keepstep.edge.torch.pickles.known_torch import (
     FUNCTIONS,
@@ -84,9 +89,9 @@ class Known:
 
     def call(self, function: Any, args: tuple[Any, ...]) -> Any:
         """See `Vocabulary`."""
-        if function is getattr:
+        if function == ATTRIBUTE:
             return self.attribute(*args)
-        if function is torch._tensor._rebuild_from_type_v2:
+        if function == OF_TYPE:
             return self._from_type(*args)
         known = self._calls.get(id(function))
         if known is None and "numpy" in sys.modules:
@@ -333,7 +338,7 @@ def _iterator(items: Any, *end: Any) -> Any:
 
 
 def _is_iterated(value: Any) -> bool:
-    return type(value) in _ITERATED or type(value) in _ITERATORS
+    return type(value) in _ITERATED or type(value) in ITERATORS
 
 
 def _over(kind: type) -> Call:
@@ -398,15 +403,6 @@ def _build_random(made: random.Random, state: Any) -> None:
 
 
 _ITERATED = (list, tuple, dict, set, frozenset, str, bytes, range)
-# What iterates, as far as Python pickles it.
-_ITERABLES: tuple[Any, ...] = ([], (), "", "\u20ac", b"", range(0), range(1 << 99))
-_ITERATORS: frozenset[type] = frozenset(
-    (
-        *(type(iter(some)) for some in _ITERABLES),
-        *(enumerate, zip, reversed, type(reversed([]))),
-        *(itertools.count, itertools.cycle, itertools.repeat, itertools.chain, itertools.islice),
-    )
-)
 
 _CALLED: dict[Name, tuple[Any, Call]] = {
     ("builtins", "enumerate"): (enumerate, _over(enumerate)),
@@ -456,17 +452,18 @@ for _kind in (pathlib.PurePosixPath, pathlib.PosixPath):
     _CALLED["pathlib", _kind.__name__] = (_kind, _path(_kind))
     _CALLED[_kind.__module__, _kind.__name__] = (_kind, _path(_kind))
 
-_FUNCTIONS: dict[Name, tuple[Any, Call]] = {
-    ("builtins", "getattr"): (getattr, _outside),
-    ("builtins", "iter"): (iter, _iterator),
-    ("_codecs", "encode"): (codecs.encode, _encode),
-    ("logging", "getLogger"): (logging.getLogger, _logger),
-    ("re", "_compile"): (re._compile, _pattern),  # type: ignore[attr-defined]
-    ("array", "_array_reconstructor"): (array._array_reconstructor, _array),  # type: ignore[attr-defined]
-    ("zoneinfo", "ZoneInfo._unpickle"): (_time_zone, _time_zone),
-    ("torch._tensor", "_rebuild_from_type_v2"): (torch._tensor._rebuild_from_type_v2, _outside),
+_FUNCTIONS: dict[Name, Call] = {
+    ("builtins", "getattr"): _outside,
+    ("builtins", "iter"): _iterator,
+    ("_codecs", "encode"): _encode,
+    ("logging", "getLogger"): _logger,
+    ("re", "_compile"): _pattern,
+    ("array", "_array_reconstructor"): _array,
+    ("zoneinfo", "ZoneInfo._unpickle"): _time_zone,
+    ("torch._tensor", "_rebuild_from_type_v2"): _outside,
     **FUNCTIONS,
 }
+ATTRIBUTE = OnlyCalled("builtins", "getattr")
 
 _NAMED: tuple[type, ...] = (dict, torch.Tensor, zoneinfo.ZoneInfo)
 _MADE = (object, PlaceOfPart, uuid.UUID, argparse.Namespace, collections.ChainMap)
@@ -479,7 +476,7 @@ _MADE = (object, PlaceOfPart, uuid.UUID, argparse.Namespace, collections.ChainMa
 def names() -> dict[Name, Any]:
     """What stands for each name of the table."""
     table: dict[Name, Any] = {key: kind for key, (kind, _) in _CALLED.items()}
-    table |= {key: function for key, (function, _) in _FUNCTIONS.items()}
+    table |= {key: OnlyCalled(*key) for key in _FUNCTIONS}
     table |= {(kind.__module__, kind.__qualname__): kind for kind in (*_NAMED, *_MADE)}
     table["torch.nn.parameter", "Parameter"] = torch.nn.Parameter
     table["builtins", "Ellipsis"], table["builtins", "NotImplemented"] = ..., NotImplemented
@@ -490,7 +487,7 @@ def names() -> dict[Name, Any]:
 def calls_by_id() -> dict[int, Call]:
     """What a call of each does, by the id of what stands for its name."""
     calls = {id(kind): call for kind, call in _CALLED.values()}
-    return calls | {id(function): call for function, call in _FUNCTIONS.values()}
+    return calls | {id(names()[key]): call for key, call in _FUNCTIONS.items()}
 
 
 @cache
@@ -510,7 +507,7 @@ def _builds() -> dict[type, Build]:
         *(types.SimpleNamespace, torch.Tensor, torch.nn.Parameter),
     )
     builds: dict[type, Build] = dict.fromkeys(by_attributes, set_attributes)
-    builds |= dict.fromkeys(_ITERATORS, _build_iterator)
+    builds |= dict.fromkeys(ITERATORS, _build_iterator)
     builds[uuid.UUID] = _build_uuid
     builds[PlaceOfPart] = _build_place
     builds[random.Random] = _build_random

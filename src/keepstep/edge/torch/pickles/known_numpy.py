@@ -14,7 +14,7 @@ from importlib import import_module
 from operator import index
 from typing import Any
 
-from keepstep.edge.torch.pickles.checked import Unfilled
+from keepstep.edge.torch.pickles.checked import OnlyCalled, Unfilled
 from keepstep.errors import UntrustedError
 
 MT19937_WORDS = 624
@@ -52,9 +52,8 @@ def numpys_names() -> dict[tuple[str, str], tuple[Any, Callable[..., Any] | None
         (seeds, "__pyx_unpickle_SeedSequence", _seeds),
     )
     for module, name, call in functions:
-        function = _numpys(module, name)
-        if function is not None:
-            found[module, name] = (function, call)
+        if _numpys(module, name) is not None:
+            found[module, name] = (OnlyCalled(module, name), call)
     for kind in _bit_generators():
         found[kind.__module__, kind.__name__] = (kind, None)
     found[seeds, "SeedSequence"] = (bit_generator.SeedSequence, None)
@@ -175,6 +174,11 @@ def makes_empty_array(function: Any, args: tuple[Any, ...]) -> bool:
     masked = named.get(("numpy.ma.core", "_mareconstruct"))
     is_masked = masked is not None and function is masked[0]
     return is_masked and args[1:3] == (numpy.ndarray, (0,)) and args[3:] in ((b"b",), ("b",))
+
+
+def empty_array(function: OnlyCalled, args: tuple[Any, ...]) -> Any:
+    """What numpy's own function gives, where `makes_empty_array`."""
+    return _numpys(function.module, function.name)(*args)
 
 
 def build_of(kind: type) -> Callable[[Any, Any], None] | None:

@@ -133,9 +133,9 @@ RESULTS: dict[tuple[str, str], tuple[Any, Callable[..., Any]]] = {
     if isinstance(kind, type) and issubclass(kind, tuple)
 }
 
-# By name, torch's function and what is done in its place.
-FUNCTIONS: dict[tuple[str, str], tuple[Any, Callable[..., Any]]] = {
-    (found.__module__, found.__name__): (found, call)
+# By the name of torch's function, what is done in its place.
+FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
+    (found.__module__, found.__name__): call
     for found, call in (
         (torch.serialization._get_layout, _layout),
         (torch.storage._load_from_bytes, _storage),

@@ -31,7 +31,7 @@ import torch
 
 from keepstep.edge.torch.pickles.inert import Uses
 from keepstep.edge.torch.pickles.known import Call, Known, Name, is_ours, set_attributes
-from keepstep.edge.torch.pickles.known_numpy import build_of, makes_empty_array
+from keepstep.edge.torch.pickles.known_numpy import build_of, empty_array, makes_empty_array
 from keepstep.errors import UntrustedError
 
 SCRIPT = "__main__"
@@ -155,7 +155,7 @@ class Own(Known):
 
     def call(self, function: Any, args: tuple[Any, ...]) -> Any:
         if makes_empty_array(function, args) and args[0] in self._kinds:
-            return function(*args)
+            return empty_array(function, args)
         return super().call(function, args)
 
     def call_other(self, function: Any, args: tuple[Any, ...]) -> Any:

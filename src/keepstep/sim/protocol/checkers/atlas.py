@@ -146,8 +146,8 @@ class Atlas(Observer):
 
     def _survives(self, known: Generation, rank: int) -> bool:
         assignment = known.assignments[rank]
-        if self._has(known, assignment.node, rank):
-            return True
+        if self._job.plan.slots != 1 and self._has(known, assignment.node, rank):
+            return True  # the only slot of a rank may be overwritten at any moment
         if not assignment.stripe_group:
             return any(self._has(known, holder, rank) for holder in assignment.holders)
         lost = [r for r in assignment.stripe_group if not self._has(known, known.node_of[r], r)]

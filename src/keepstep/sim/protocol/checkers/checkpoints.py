@@ -4,8 +4,9 @@ place.
 Looked at from outside: when the manifest of a checkpoint is removed, and when the run is over, with
 the product's own store over what lies on the disk then.
 
-Not verified: what a disk that lied has lost; that a checkpoint is written as often as was asked
-for; what is left of attempts that came to nothing.
+Not verified: what a disk that lied has lost; that what its lists hid for a while is gone on from;
+that a checkpoint is written as often as was asked for; what is left of attempts that came to
+nothing.
 """
 
 from __future__ import annotations
@@ -38,12 +39,19 @@ class CheckpointsAreWhole(Checker):
             self._newest = max(self._newest, event.data["step"])
 
     def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
-        if self.job.around.disk.has_lied or self.job.around.settings.store is None:
+        if self.job.around.settings.store is None:
             return
         self._newest = min(self._newest, stamp.step)  # what is beyond it is computed again
-        steps = self._store().look().usable
-        if source == "fresh" and steps:
-            self.violated(f"all start afresh, and the store has {steps}")
+        if source == "fresh":
+            steps = self._shown_and_whole()
+            if steps:
+                self.violated(f"all start afresh, and the store has shown {steps} all along")
+
+    def _shown_and_whole(self) -> list[int]:
+        """What a disk that lies has kept all the same is a checkpoint as any other."""
+        store, disk = self._store(), self.job.around.disk
+        shown = (s for s in store.look().usable if store.place(s, MANIFEST).path not in disk.hidden)
+        return [step for step in shown if not disk.has_lied or self._is_whole(store, step)]
 
     def removed(self, process: Process, path: str) -> None:
         """Called before it is."""

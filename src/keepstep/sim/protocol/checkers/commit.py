@@ -44,8 +44,10 @@ def unproven_part(job: SimJob, known: Generation) -> str | None:
         for node, number in enumerate(known.machines)
         if (machine := job.nodes[number].machine).alive
     }
+    # from the only slot of a rank it may be gone the moment after
+    keeps_own = job.plan.slots != 1
     for rank, assignment in known.assignments.items():
-        for node in (assignment.node, *assignment.holders):
+        for node in (*([assignment.node] if keeps_own else []), *assignment.holders):
             if node in there and not _has_part(known, rank, node, there[node]):
                 return f"node {node} has not proven its part of rank {rank}"
     return None

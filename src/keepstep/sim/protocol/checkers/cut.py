@@ -2,7 +2,8 @@
 placement promises that.
 
 And no rank overwrites its part of the newest that was committed, whoever has a copy; on one node,
-where nobody commits, of the newest that all ranks hold.
+where nobody commits, of the newest that all ranks hold. A rank with one slot overwrites nothing
+that all ranks have, or can be given, before all of its holders have it.
 
 Looked for in the bytes that lie on the machines, after everything that the nemesis does, whenever
 something is committed, and in between.
@@ -13,7 +14,9 @@ looks.
 
 from __future__ import annotations
 
+from keepstep.core.resume.cut import agree
 from keepstep.model.messages.peers import HorizonWord, MeshMessage
+from keepstep.model.restore_sources import HeldSnapshot
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
 from keepstep.sim.protocol.checkers.checker import Checker
@@ -49,7 +52,13 @@ class ACutExists(Checker):
         if self.atlas.has_damage(program.process.machine.number, stamp):
             return  # it was given up
         is_owed = known is not None and known.stamp == stamp and not self.atlas.is_over
-        if is_owed and not self._has_page_of_newer(program, stamp):
+        if self.job.plan.slots == 1:
+            if not self._rests_elsewhere(program, stamp):
+                self.violated(
+                    f"rank {program.who.rank} overwrites {stamp} of epoch {stamp.epoch} in its "
+                    "only slot, and not all of its holders have it"
+                )
+        elif is_owed and not self._has_page_of_newer(program, stamp):
             self.violated(
                 f"rank {program.who.rank} overwrites {stamp} of epoch {stamp.epoch}, the newest "
                 "that was committed"
@@ -57,11 +66,17 @@ class ACutExists(Checker):
 
         if self.job.plan.nodes == 1 and not self.atlas.damages and not self.atlas.is_over:
             held = restorable(self.job, self.job.world_size)
-            if stamp == max(held, default=None):
+            if stamp == max(held, default=None) and not self._is_nobodys(program, stamp):
                 self.violated(
                     f"rank {program.who.rank} overwrites {stamp} of epoch {stamp.epoch}, the "
                     "newest that all ranks hold"
                 )
+
+    def _is_nobodys(self, program: Program, stamp: Stamp) -> bool:
+        """Replicas share it and differ at it, as their pages tell: it counts for nobody
+        (`core/redundancy/shares.py`), also where the bytes of each could be put together."""
+        machine, job_dir = program.process.machine, self.job.around.settings.job_dir
+        return not agree(stamp, Inspection(machine, job_dir).holdings(self.job.world_size))
 
     def _has_page_of_newer(self, program: Program, stamp: Stamp) -> bool:
         """A leader's own node reads of a commit before any word of it is said, and the leader may
@@ -72,6 +87,30 @@ class ACutExists(Checker):
             return False
         generation = self.atlas.would_be(newer)
         return generation is not None and unproven_part(self.job, generation) is None
+
+    def _rests_elsewhere(self, program: Program, stamp: Stamp) -> bool:
+        """In the only slot of a rank: what is committed all of its holders have proven, those that
+        live. What will never be common nobody needs."""
+        if self.atlas.is_over or not self._is_common(stamp):
+            return True
+        generation = self.atlas.would_be(stamp)
+        if generation is None:
+            return False
+        assignment = generation.assignments[program.who.rank]
+        machines = [
+            self.job.nodes[generation.machines[each]].machine for each in assignment.holders
+        ]
+        wanted = HeldSnapshot(program.who.rank, stamp)
+        job_dir = self.job.around.settings.job_dir
+        return bool(machines) and all(
+            wanted in Inspection(machine, job_dir).inventory().snapshots
+            for machine in machines
+            if machine.alive and not self.atlas.has_damage(machine.number, stamp)
+        )
+
+    def _is_common(self, stamp: Stamp) -> bool:
+        """Whether every rank has it, or could be given it."""
+        return stamp in restorable(self.job, self.atlas.world_size)
 
     def _look(self, when: str) -> None:
         self._looked_ns = self.job.world.now_ns

@@ -11,12 +11,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
+from keepstep.core.resume.cut import Holding, holding_of
 from keepstep.core.resume.sources import restorable_stamps
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
+from keepstep.edge.shm.status_page import StatusPage, status_path
+from keepstep.edge.shm.whole import whole
 from keepstep.errors import DamageError
 from keepstep.model.restore_sources import HeldParity, HeldSnapshot, Inventory
-from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
+from keepstep.model.snapshot import RankStatus, SlotHeader, SlotState, Stamp
 from keepstep.runtime.replication.encode import contents_from
 from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.world.machine import Machine
@@ -53,8 +56,9 @@ class Inspection:
         for rank in ranks_in(self._memory, root) if only is None else [only]:
             for slot in self._slots(slot_paths(self._memory, root, rank)):
                 with suppress(DamageError, LookupError):
-                    header, manifest = slot.verify_bytes()
-                    payload = bytes(slot.payload[: header.payload_bytes])
+                    with whole(self._memory, slot) as all_of_it:
+                        header, manifest = all_of_it.verify_bytes()
+                        payload = bytes(all_of_it.payload[: header.payload_bytes])
                     found.append((rank, header, payload, manifest))
         return found
 
@@ -72,6 +76,22 @@ class Inspection:
                     begun.append(header.stamp)
         return max(begun, default=None)
 
+    def statuses(self, world_size: int) -> list[RankStatus]:
+        """The pages of its ranks; those that can be read."""
+        found = []
+        for rank in range(world_size):
+            with suppress(OSError, ValueError):
+                page = StatusPage(self._memory, status_path(self._job_dir, rank))
+                with closing(page):
+                    status = page.read()
+                if status is not None:
+                    found.append(status)
+        return found
+
+    def holdings(self, world_size: int) -> list[Holding]:
+        """What those pages tell of snapshots."""
+        return [holding_of(status) for status in self.statuses(world_size)]
+
     def committed(self) -> Stamp | None:
         """What the node's ranks read of it on its horizon page."""
         with suppress(OSError, ValueError):
@@ -86,11 +106,12 @@ class Inspection:
             with suppress(DamageError, OSError), closing(Slot(self._memory, path)) as slot:
                 yield slot
 
-    def inventory(self) -> Inventory:
-        """What the machine could tell the others if it were asked now."""
+    def inventory(self, parts: Iterable[str] = ("", "held")) -> Inventory:
+        """What the machine could tell the others if it were asked now. `parts`: where whole
+        snapshots count."""
         whole = {
             HeldSnapshot(rank, header.stamp)
-            for part in ("", "held")
+            for part in parts
             for rank, header, _, _ in self.proven(part)
         }
         coded = set()
@@ -100,11 +121,13 @@ class Inspection:
         return Inventory(frozenset(whole), frozenset(coded))
 
 
-def restorable(job: SimJob, world_size: int) -> frozenset[Stamp]:
+def restorable(
+    job: SimJob, world_size: int, parts: Iterable[str] = ("", "held")
+) -> frozenset[Stamp]:
     """The stamps that every rank has or can be given, from what lies on the machines that live."""
     job_dir = job.around.settings.job_dir
     inventories = {
-        node.machine.number: Inspection(node.machine, job_dir).inventory()
+        node.machine.number: Inspection(node.machine, job_dir).inventory(parts)
         for node in job.living_nodes()
     }
     reach = [restorable_stamps(rank, inventories) for rank in range(world_size)]

@@ -34,7 +34,9 @@ class LostSteps(Checker):
         self._foreign: dict[int, int | None] = {}
 
     def struck(self, what: str) -> None:
-        self._best = max(restorable(self.job, self.atlas.world_size), default=None)
+        # what only the only slots hold may be overwritten before anybody asks
+        parts = ("held",) if self.job.plan.slots == 1 else ("", "held")
+        self._best = max(restorable(self.job, self.atlas.world_size, parts), default=None)
         self._ranks = self.atlas.world_size
         self._struck_ns = self.job.world.now_ns
 
@@ -73,7 +75,7 @@ class LostSteps(Checker):
         ranks = program.who.world_size
         trained_ranks, self._trained_ranks = self._trained_ranks, ranks
         owed = self.atlas.owed() if self.atlas.committed_ranks == ranks else None
-        if owed is not None and (source != "memory" or stamp < owed):
+        if owed is not None and _is_before(source, stamp, owed):
             self.violated(
                 f"all go on from {stamp} ({source}), and {owed} of epoch {owed.epoch} is owed"
             )
@@ -85,9 +87,17 @@ class LostSteps(Checker):
             and not atlas.is_over
             and not atlas.damages
             and self._struck_ns < before
-            and (source != "memory" or stamp < best)
+            and _is_before(source, stamp, best)
         ):
             self.violated(
                 f"all go on from {stamp} ({source}), and {best} of epoch {best.epoch} was "
                 "within reach of all"
             )
+
+
+def _is_before(source: str, stamp: Stamp, other: Stamp) -> bool:
+    """Whether what all go on from is behind that. A checkpoint may be ahead of all that memory
+    holds in common."""
+    if source == "memory":
+        return stamp < other
+    return source == "fresh" or stamp.step < other.step

@@ -9,20 +9,24 @@ whose program changes its state in place loses one snapshot in its process's lif
 state at the boundary from then on: the first tear of each is something that has gone wrong, a
 second one is no excuse.
 
-Not verified: how old it is where captures or copies are slower than steps; nor after damage, or
-when something else has taken a machine's memory.
+Where captures take several steps, on one node, it is as old as the longest of them allows: two of
+them, and one more for a capture that has missed its turn (core/resume/cadence.py).
+
+Not verified: how old it is where copies to other nodes, or the store, are slower than steps; nor
+after damage, or when something else has taken a machine's memory.
 """
 
 from __future__ import annotations
 
 from keepstep.core.pacing.gate import LATE_STEPS
+from keepstep.core.resume.cut import holding_of
 from keepstep.model.events import Event
 from keepstep.model.messages.peers import HorizonWord, MeshMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, S_NS
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.checker import Checker
-from keepstep.sim.protocol.checkers.inspection import restorable
+from keepstep.sim.protocol.checkers.inspection import Inspection, restorable
 from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.job.program import Program
@@ -50,11 +54,14 @@ class TheCutMoves(Checker):
         super().__init__(job, atlas)
         plan = job.plan
         self._lasts_ns = lasts_ns(plan)
-        self._is_judged = (
+        self._is_quick = (
             plan.step_ns >= MIN_STEP_NS
             and plan.act_ns * plan.slow * ACTS_PER_STEP <= plan.step_ns
             and plan.wires.bytes_per_s >= MIN_BYTES_PER_S
         )
+        is_slow_alone = plan.nodes == 1 and not plan.store
+        self._is_judged = self._is_quick or is_slow_alone
+        self._spans: dict[int, int] = {}  # by rank: the longest capture in this epoch, in steps
         self._most_steps = MAX_STEPS + 2 * plan.interleaves * LATE_STEPS  # that it may be old
         self._quiet_ns = 0  # from then on
         self._quiet_steps = 0
@@ -80,6 +87,7 @@ class TheCutMoves(Checker):
     def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
         self._quiet_steps = 0
         self._committed = stamp.step
+        self._spans.clear()
 
     def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:
         if isinstance(message, HorizonWord) and message.committed is not None:
@@ -90,14 +98,30 @@ class TheCutMoves(Checker):
             return
         if self.job.world.now_ns > self._quiet_ns:
             self._quiet_steps += 1
-        if self._quiet_steps < QUIET_STEPS:
+        most_steps, quiet_steps = self._most_steps, QUIET_STEPS
+        if not self._is_quick:
+            span = self._span(program)
+            most_steps, quiet_steps = max(most_steps, 3 * span), QUIET_STEPS * span
+        if self._quiet_steps < quiet_steps:
             return
         newest = self._newest()
-        if step - newest > self._most_steps:
+        if step - newest > most_steps:
             self.violated(
                 f"step {step} is done, nothing has gone wrong for {self._quiet_steps} steps, and "
                 f"all can go back to step {newest}"
             )
+
+    def _span(self, program: Program) -> int:
+        """The longest capture of any rank in this epoch, in steps; one under way counts."""
+        job_dir = self.job.around.settings.job_dir
+        inspection = Inspection(program.process.machine, job_dir)
+        for page in inspection.statuses(self.atlas.world_size):
+            pending = holding_of(page).pending
+            is_under_way = pending is not None and pending.epoch == page.epoch
+            now = page.completed_step - pending.step if pending and is_under_way else 1
+            known = self._spans.get(page.rank, 1)
+            self._spans[page.rank] = max(known, now, page.span_steps)
+        return max(self._spans.values(), default=1)
 
     def _newest(self) -> int:
         if self.atlas.nodes > 1:

@@ -91,10 +91,13 @@ class Verdicts(Checker):
 
     def _could_be_said(self) -> bool:
         """Whether somebody of the newest attempt lived to say the last word. Who was told to end
-        before it had a seat has no say."""
+        before it had a seat has no say, nor has anybody where the KV was away the whole time."""
         living = {node.machine.host for node in self.job.nodes if node.machine.alive}
         newest = max(self._seated, default=-1)
-        return newest < 0 or bool(self._seated[newest] & living)
+        if newest < 0:
+            kv = self.job.around.kv
+            return kv.world.now_ns >= kv.away_until_ns
+        return bool(self._seated[newest] & living)
 
     def recorded(self, machine: Machine, event: Event) -> None:
         if event.kind != "attempt-formed" or not self.job.has_many_agents:

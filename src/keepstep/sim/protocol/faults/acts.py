@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from keepstep.edge.shm.slot import parse_page
+from keepstep.edge.shm.slot_header import parse_page
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, SlotState
 from keepstep.model.units import PAGE_BYTES, S_NS, human_ns
@@ -36,6 +36,7 @@ class Acts:
         self._network = job.around.network
         self._blocked: list[Way] = []
         self._stalled: list[Way] = []
+        self._unplugged: list[str] = []
         self._stopped: list[Process] = []
         self._is_over = False
 
@@ -47,6 +48,9 @@ class Acts:
         for path in self._stalled:
             self._network.unstall(path)
         self._stalled = []
+        for host in self._unplugged:
+            self._network.plug_in(host)
+        self._unplugged = []
         for process in self._stopped:
             process.cont()
 
@@ -208,6 +212,19 @@ class Acts:
             self._network.unstall(path)
             self._stalled.remove(path)
 
+    def unplug(self, host: str, for_ns: int) -> str:
+        """One of the network interfaces of a machine; the others stay."""
+        self._network.unplug(host)
+        self._unplugged.append(host)
+        self._world.after(for_ns, None, self._plug_in, host)
+        return f"the interface with {host} carries nothing for {for_ns / S_NS:.3f} s"
+
+    def _plug_in(self, host: str) -> None:
+        if not self._is_over:
+            self._unplugged.remove(host)
+            if host not in self._unplugged:
+                self._network.plug_in(host)
+
     def flip_on_the_wire(self, part: float) -> str:
         """Until `good_wire`."""
         self._network.flips = part
@@ -240,6 +257,10 @@ class Acts:
     def store_lies(self, for_ns: int) -> str:
         self._disk_is("lying", True, False, for_ns)
         return f"what is written into the store lies there differently, for {for_ns / S_NS:.3f} s"
+
+    def store_falls_behind(self, for_ns: int) -> str:
+        self._disk_is("is_behind", True, False, for_ns)
+        return f"lists of the store show what is there now, for {for_ns / S_NS:.3f} s"
 
     def _disk_is(self, name: str, value: object, healthy: object, for_ns: int) -> None:
         disk = self._job.around.disk

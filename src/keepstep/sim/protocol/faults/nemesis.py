@@ -3,6 +3,7 @@
 By hierarchy: a bit, a process, a link, a machine, a rack, the store, the agents' shared memory, a
 clock, memory; alone, or one more within the moments in which the job recovers from the one before.
 In some runs connections get stuck and break all along (`Wires.breaks`); that is not counted here.
+In some with a store its lists fall behind once, and all memory is lost meanwhile.
 After `Plan.faults_until_ns` it heals what can be healed and does nothing more: from then on the job
 has to come to its end.
 
@@ -29,6 +30,8 @@ from keepstep.sim.protocol.world.world import Process
 AGAIN = 0.35  # how often something else goes wrong while all recover
 BREAKS = 0.1  # in so many runs the connections between the ranks break once
 LOST_WHILE_THEY_MEET = 0.25  # in so many runs machines are lost while agents meet, at each strike
+FALLS_BEHIND = 0.25  # in so many runs with a store its lists fall behind once
+ALL_LOST = 0.7  # and all machines are lost meanwhile
 SOON_NS = 3 * S_NS
 
 
@@ -52,6 +55,10 @@ class Nemesis:
         if plan.faults and plan.world_size > 1 and breaks.random() < BREAKS:
             at_ns = breaks.randrange(max(1, plan.faults_until_ns))
             self._world.after(at_ns, None, self._break_connections)
+        behind = self._world.stream("lists")
+        if plan.faults and plan.store and behind.random() < FALLS_BEHIND:
+            at_ns = behind.randrange(max(1, plan.faults_until_ns))
+            self._world.after(at_ns, None, self._store_falls_behind, behind)
         self._world.after(plan.faults_until_ns, None, self._heal)
 
     def _kinds(self) -> list[tuple[float, Callable[[], str | None]]]:
@@ -89,6 +96,8 @@ class Nemesis:
                 (4, self._flip_in_copy),
                 (1, self._kv_away),
             ]
+        if plan.interfaces > 1:
+            kinds.append((8, self._unplug))
         if plan.racks:
             kinds.append((2, self._lose_rack))
         if plan.store:
@@ -332,6 +341,10 @@ class Nemesis:
         lasts_ns = [self._for_ns(1.0) for _ in range(self._random.randrange(2, 6))]
         return self._acts.flap(pair[0], pair[1], accumulate(lasts_ns))
 
+    def _unplug(self) -> str | None:
+        host = self._random.choice(self._node().machine.hosts)
+        return self._acts.unplug(host, self._for_ns(5 * self._dead_s()))
+
     def _half_open(self) -> str | None:
         pipes = list(self._network.connections)
         if not pipes:
@@ -368,6 +381,21 @@ class Nemesis:
 
     def _store_lies(self) -> str | None:
         return self._acts.store_lies(self._for_ns(10.0))
+
+    def _store_falls_behind(self, chance: Random) -> None:
+        """Who looks then goes on from what it sees; that is all there is without memory."""
+        for_ns = int(chance.uniform(3.0, 30.0) * S_NS)
+        self._job.struck(self._acts.store_falls_behind(for_ns))
+        if chance.random() < ALL_LOST:
+            self._world.after(chance.randrange(for_ns), None, self._lose_all_machines)
+
+    def _lose_all_machines(self) -> None:
+        lost = self._job.living_nodes()
+        if self._over or any(self._has_ended(node) for node in lost):
+            return
+        for node in lost:
+            self._acts.lose_machine(node)
+        self._job.struck(f"lost all machines: {[node.machine.number for node in lost]}")
 
     def _persister(self) -> Process | None:
         found = [

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.edge.shm.collective_profile_page import CollectiveProfileWriter
+from keepstep.model.device import DeviceAnswer
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.units import MS_NS
 from keepstep.ports import Clock, Memory
@@ -221,6 +222,20 @@ class SimGroups:
             if self._profile is not None:
                 self._profile.ended(1)
             self.process.after(1, given_up)
+
+    has_device = False
+
+    def mark(self) -> object:
+        return None
+
+    def stands(self, mark: object) -> bool:
+        return True  # a collective that is over has brought what it was to bring
+
+    def abort(self, within_ns: int) -> list[str]:
+        return []
+
+    def look_at_device(self, within_ns: int) -> DeviceAnswer:
+        return DeviceAnswer()
 
     def listen(self, on_error: Callable[[str], None], on_enter: Callable[[int], None]) -> None:
         self._on_enter = on_enter

@@ -18,7 +18,7 @@ from keepstep.sim.protocol.job.launcher import ForeignLauncher
 from keepstep.sim.protocol.job.meetings import Meetings
 from keepstep.sim.protocol.job.nodes import SimNode
 from keepstep.sim.protocol.job.observer import Observer, Observers
-from keepstep.sim.protocol.job.oracle import Oracle
+from keepstep.sim.protocol.job.oracle import Kinds, Oracle
 from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.job.surroundings import Surroundings
 from keepstep.sim.protocol.wire.network import Network
@@ -74,7 +74,9 @@ class SimJob:
             disk=SharedDisk(world.stream("disk")),
             kv=KVPlace(world, KVPath()),
             meetings=Meetings(world, network),
-            oracle=Oracle(world.seed, plan.world_size, plan.nbytes),
+            oracle=Oracle(
+                world.seed, plan.world_size, plan.nbytes, Kinds(plan.replicas, plan.astray)
+            ),
             observers=Observers([]),
             awaited=self._awaited,
         )
@@ -106,7 +108,14 @@ class SimJob:
 
     def _add_machine(self, rack: str | None, delay_ns: int) -> None:
         plan = self.plan
-        machine = Machine(self.world, len(self.nodes), rack, plan.budget_bytes, plan.block_bytes)
+        machine = Machine(
+            self.world,
+            len(self.nodes),
+            rack,
+            plan.budget_bytes,
+            plan.block_bytes,
+            plan.interfaces,
+        )
         node = SimNode(self.around, machine)
         self.nodes.append(node)
         if plan.hosts and not any(
@@ -243,6 +252,7 @@ def _settings(plan: RunPlan) -> Settings:
         "persist_every_steps": plan.persist_every_steps,
         "keep": f"latest:{KEPT}",
         "slots": plan.slots,
+        "link_streams": plan.link_streams,
         "arena_dir": "/memory",
         "grace_s": plan.grace_s,
         "state_dir": "/state",
@@ -252,5 +262,6 @@ def _settings(plan: RunPlan) -> Settings:
         "shrink_after_s": plan.shrink_after_s,
         "interleave": "auto" if plan.interleaves else "off",
         "budget": UNLIMITED,
+        "share_replicas": "node" if plan.replicas else "off",
     }
     return resolve(config, {"HOME": "/nowhere"}, NAME)

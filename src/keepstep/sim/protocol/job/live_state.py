@@ -14,6 +14,8 @@ from keepstep.coding.checksum import block_checksums
 from keepstep.edge.shm.slot import Slot
 from keepstep.errors import LayoutError
 from keepstep.model.layout import Layout, TensorSpec, lay_out
+from keepstep.model.numbers import NotFinite
+from keepstep.model.replicas import Replicas
 from keepstep.model.snapshot import SlotHeader
 from keepstep.model.units import KIB
 from keepstep.ports import Acts, Gathered
@@ -41,8 +43,11 @@ class SimCopy:
 
     copy_ns = 0
 
-    def __init__(self, live: SimState, gathered: SimGathered, slot: Slot) -> None:
+    def __init__(
+        self, live: SimState, gathered: SimGathered, slot: Slot, lacking: frozenset[int]
+    ) -> None:
         self._live = live
+        self._lacking = lacking
         self._gathered = gathered
         self._slot = slot
         self._then: list[Callable[[], None]] = []
@@ -63,18 +68,30 @@ class SimCopy:
         half = len(self._live.state) // 2
         yield
         if not self._is_eager:
-            self._slot.payload[:half] = self._live.state[:half]
+            seen = bytearray(self._live.state)
+            self._put(seen, 0, half)
             yield
-            state = self._live.state
-            self._slot.payload[half : len(state)] = state[half:]
-            self._take_sums()
+            seen[half:] = self._live.state[half:]
+            self._put(seen, half, len(seen))
+            self._take_sums(seen)
         self.end()
         self._compare()
 
-    def _take_sums(self) -> None:
+    def _put(self, seen: bytearray, begin: int, end: int) -> None:
+        """What of these bytes is not with other ranks."""
+        size = self._slot.block_bytes
+        if not self._lacking:
+            self._slot.payload[begin:end] = seen[begin:end]
+            return
+        for block in range(begin // size, -(-end // size)):
+            if block not in self._lacking:
+                at, stop = max(begin, block * size), min(end, (block + 1) * size)
+                self._slot.payload[at:stop] = seen[at:stop]
+
+    def _take_sums(self, seen: bytearray) -> None:
         """Of the blocks that hold nothing but the state."""
         size = self._slot.block_bytes
-        whole = self._slot.payload[: len(self._live.state) // size * size]
+        whole = memoryview(seen)[: len(seen) // size * size]
         self.sums = dict(enumerate(block_checksums(whole, size)))
 
     def settle(self) -> Acts[None]:
@@ -83,9 +100,19 @@ class SimCopy:
             yield
         self._settle()
 
-    def fence(self) -> None:
+    def not_finite(self) -> NotFinite:
+        """Bytes are finite."""
+        return NotFinite()
+
+    is_on_device = False
+
+    def fence(self, update: object = None) -> bool:
         assert self.is_over, "a simulated program waits for `when_over`"
         self._settle()
+        return True
+
+    def waited_ns(self) -> int | None:
+        return 0
 
     def passed(self) -> None:
         if self.is_over:
@@ -123,10 +150,17 @@ def payload_of(state: bytes) -> bytes:
 
 class SimState:
     """One rank's. `read_checkpoint`: this rank's state after a step, from the store; raises as
-    `load_checkpoint` does."""
+    `load_checkpoint` does. `alike`: the ranks that have the same state, this one among them."""
 
-    def __init__(self, nbytes: int, read_checkpoint: ReadCheckpoint) -> None:
+    def __init__(
+        self, nbytes: int, read_checkpoint: ReadCheckpoint, alike: tuple[int, ...] = ()
+    ) -> None:
         self._nbytes = nbytes
+        self._shared: Replicas | None = None
+        if len(alike) > 1:
+            why = "the simulated program says so"
+            spans = ((8, nbytes - 8),)  # as where a block begins with another tensor
+            self._shared = Replicas(alike, 1 + alike[0], (0,), spans, True, why)
         self._read_checkpoint = read_checkpoint
         self._layout = lay_out([TensorSpec("state", "uint8", (nbytes,), nbytes)])
         self.state = b""  # before anything was loaded or computed
@@ -153,15 +187,26 @@ class SimState:
     def gather(self) -> SimGathered:
         return SimGathered(self._layout)
 
-    def copy(self, gathered: Gathered, slot: Slot) -> SimCopy:
+    def copy(
+        self, gathered: Gathered, slot: Slot, lacking: frozenset[int] = frozenset()
+    ) -> SimCopy:
         assert isinstance(gathered, SimGathered)
-        return SimCopy(self, gathered, slot)
+        return SimCopy(self, gathered, slot, lacking)
+
+    def still_blocks(self, gathered: Gathered, block_bytes: int) -> frozenset[int]:
+        return frozenset() if self.is_eager else frozenset(range(self._nbytes // block_bytes))
+
+    def replicas(self, gathered: Gathered) -> Replicas | None:
+        return self._shared
 
     def copy_eagerly(self, names: Sequence[str]) -> None:
         self.is_eager = True
 
     def coming_bytes(self) -> tuple[int, int, str]:
         return self.gather().payload_bytes, MANIFEST_BYTES, ""
+
+    def restoring_bytes(self) -> int:
+        return 0
 
     def pin(self, slot: Slot) -> str | None:
         """There is no device."""

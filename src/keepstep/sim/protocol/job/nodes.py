@@ -22,6 +22,7 @@ from keepstep.core.wire.conversations import (
     PROCESS_WITH_AGENT,
     RANK_WITH_KEEPER,
 )
+from keepstep.core.wire.streams import StreamLimits
 from keepstep.errors import KeeperError, KeepstepError, StoreError
 from keepstep.model.events import Event
 from keepstep.model.launch import Predecessor
@@ -45,7 +46,7 @@ from keepstep.sim.protocol.job.meetings import SimMeetingPlaces
 from keepstep.sim.protocol.job.overheard import Overheard
 from keepstep.sim.protocol.job.persisters import SimPersisters, open_store
 from keepstep.sim.protocol.job.processes import SimProbes, SimRankProcesses, Standby
-from keepstep.sim.protocol.job.program import Program, Script
+from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.job.surroundings import Surroundings
 from keepstep.sim.protocol.wire.links import SimLinks
 from keepstep.sim.protocol.world.boxes import LocalSockets, SimBox
@@ -56,6 +57,8 @@ from keepstep.sim.protocol.world.timers import SimTimers
 from keepstep.sim.protocol.world.world import Process
 
 SIGKILL = 9
+
+LAUNCH = "the only one"  # nobody starts the job anew
 
 
 class SimNode:
@@ -148,13 +151,12 @@ class SimNode:
     def new_program(self, process: Process, environ: Mapping[str, str]) -> Program:
         """A rank's, as its environment has it; not begun yet."""
         around, machine, plan = self.around, self.machine, self.around.plan
-        rank, world_size = place_in_world(environ)
+        (rank, world_size), here = place_in_world(environ), int(environ["LOCAL_WORLD_SIZE"])
         newcomer_at = place_of_newcomer(environ)
-        here = int(environ["LOCAL_WORLD_SIZE"])
         who = RankIdentity(around.settings.job, UID, rank, world_size, here)
         memory = SimMemory(machine.files, process)
         journal = SimJournal(machine, f"rank {rank}", around.observers.recorded)
-        live = SimState(around.oracle.nbytes(rank), partial(self._read_checkpoint, process, rank))
+        live = self._new_state(process, rank, world_size)
         groups = SimGroups(
             process=process,
             memory=memory,
@@ -191,22 +193,24 @@ class SimNode:
         program = Program(
             process=process,
             world=world,
-            options=RankOptions.of(around.settings),
+            options=RankOptions.of(around.settings, launch=LAUNCH),
             who=who,
             node=self._facts(environ["MASTER_ADDR"]),
             live=live,
             groups=groups,
             trainer=trainer,
             oracle=around.oracle,
-            script=Script(
-                plan.steps, plan.stays, plan.asks_every_steps, plan.names_phases, plan.changes
-            ),
+            script=plan.script,
             tempo=tempo,
             observer=around.observers,
         )
         around.programs[process] = program
         process.on_end.append(lambda: self._program_ended(process))
         return program
+
+    def _new_state(self, process: Process, rank: int, world_size: int) -> SimState:
+        oracle, read = self.around.oracle, partial(self._read_checkpoint, process, rank)
+        return SimState(oracle.nbytes(rank), read, oracle.alike(rank, world_size))
 
     def _program_ended(self, process: Process) -> None:
         del self.around.programs[process]
@@ -341,12 +345,14 @@ class KeeperLife:
     def _world(self) -> KeeperWorld:
         around = self._node.around
         url = around.settings.store
+        workers = SimExecutor(self.process, around.plan.work_ns)
         return KeeperWorld(
             clock=self._node.machine.clock,
             timers=SimTimers(self.process),
             memory=self._memory,
             journal=self._journal,
-            workers=SimExecutor(self.process, around.plan.work_ns),
+            workers=workers,
+            aside=workers,
             serve_boxes=self._serve,
             open_links=self._open_links,
             wake=self._wake,
@@ -394,14 +400,22 @@ class KeeperLife:
         if around.settings.interleave == "auto":
             gate = Pacing(
                 job_dir=self._node.job_dir,
-                host=address[0],
+                hosts=self._node.machine.hosts,
                 memory=self._memory,
                 clock=self._node.machine.clock,
                 journal=self._journal,
                 interface_of=lambda host: INTERFACE,
             )
         return SimLinks(
-            around.network, self.process, job_hash, incarnation, address, dead_ns, receiver, gate
+            around.network,
+            self.process,
+            job_hash,
+            incarnation,
+            address,
+            dead_ns,
+            receiver,
+            gate,
+            StreamLimits.of(around.settings.link_streams),
         )
 
     def _wake(self) -> None:

@@ -38,6 +38,10 @@ class Observer:
     def stepped(self, program: Program, step: int) -> None:
         """A rank has completed a step."""
 
+    def halted(self, program: Program, step: int, is_taken_back: bool | None) -> None:
+        """A rank has stood behind a step that was in doubt, and knows what is done about it; None:
+        not all stood there."""
+
     def done(self, program: Program) -> None:
         """A rank has done its last step."""
 
@@ -95,6 +99,7 @@ class Observers:
     went: Callable[[Program, str, Stamp, int], None]
     announced: Callable[[Program, Phase, int], None]
     stepped: Callable[[Program, int], None]
+    halted: Callable[[Program, int, bool | None], None]
     done: Callable[[Program], None]
     overwrites: Callable[[Program, Stamp], None]
     sealed: Callable[[Program, Stamp], None]

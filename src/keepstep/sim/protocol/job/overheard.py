@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keepstep.edge.shm.slot import parse_page
+from keepstep.edge.shm.slot_header import parse_page
 from keepstep.errors import DamageError
 from keepstep.model.messages.keeper_rank import (
     BeginMesh,
@@ -22,7 +22,7 @@ from keepstep.model.messages.keeper_rank import (
 )
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import PAGE_BYTES
-from keepstep.runtime.rank.rank import Stage
+from keepstep.runtime.rank.stage import Stage
 from keepstep.sim.protocol.job.observer import Observers
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.world.boxes import LocalSockets

@@ -11,7 +11,7 @@ from random import Random
 from typing import Literal
 
 from keepstep.model.units import KIB, MIB, MS_NS, S_NS
-from keepstep.sim.protocol.job.program import EvenTempo, Tempo
+from keepstep.sim.protocol.job.program import EvenTempo, Script, Tempo
 from keepstep.sim.protocol.wire.network import Wires
 from keepstep.sim.protocol.world.boxes import LOST_POKES
 
@@ -25,13 +25,16 @@ class RunPlan:
     """`launcher`: who starts the ranks: keepstep's agents, or somebody who knows nothing of
     keepstep and starts all anew when one fails. `min_nodes`: with how many the job goes on; 0:
     with all. `stays`: ranks stay in their process when a peer is lost. `changes`: the part of all
-    steps whose body begins by changing the state in place, and back. `asks_every_steps`: the
-    program asks for a checkpoint so often; 0: never. `names_phases`: it says which part of a step
-    it is in. `interleaves`: copies go where collectives leave the network free. `checks`: all that
-    is said crosses as its bytes. `lost_pokes`: the part of all pokes that get lost. `faults`: how
-    many; none: an undisturbed run. `faults_until_ns`: then all is healed. `replaces`: another
-    machine comes for each that is lost; else only where fewer than `min_nodes` would be left.
-    `slow`: how many times as long as another rank's the acts of the last rank take."""
+    steps whose body begins by changing the state in place, and back. `doubts`: the part of all
+    steps after which a rank asks all to halt behind one. `asks_every_steps`: the program asks for a
+    checkpoint so often; 0: never. `names_phases`: it says which part of a step it is in.
+    `interleaves`: copies go where collectives leave the network free. `checks`: all that is said
+    crosses as its bytes. `lost_pokes`: the part of all pokes that get lost. `faults`: how many;
+    none: an undisturbed run. `faults_until_ns`: then all is healed. `replaces`: another machine
+    comes for each that is lost; else only where fewer than `min_nodes` would be left. `slow`: how
+    many times as long as another rank's the acts of the last rank take. `replicas`: of so many
+    kinds the ranks are, and share; 0: each is of its own. `astray`: a rank, and the step from which
+    on it is no replica any more."""
 
     nodes: int = 2
     ranks_per_node: int = 1
@@ -45,6 +48,8 @@ class RunPlan:
     hosts: bool = False  # one of the agents has the KV, which is lost with it
     racks: int = 0  # 0: nobody says which
     slots: int = 0
+    interfaces: int = 1  # of each machine
+    link_streams: int | None = None
     store: bool = False
     persist_every_steps: int = 5
     asks_every_steps: int = 0
@@ -54,6 +59,7 @@ class RunPlan:
     link_dead_s: float = 3.0
     stays: bool = True
     changes: float = 0.0
+    doubts: float = 0.0
     interleaves: bool = False
     checks: bool = True
     lost_pokes: float = LOST_POKES
@@ -72,6 +78,8 @@ class RunPlan:
     replace_ns: int = 3 * S_NS
     replaces: bool = True
     slow: int = 1
+    replicas: int = 0
+    astray: tuple[int, int] | None = None
     jumps: bool = False  # of wall clocks, beyond what docs/assumptions.md allows
     wires: Wires = field(default_factory=Wires)
     faults: int = 0
@@ -81,6 +89,12 @@ class RunPlan:
     @property
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    @property
+    def script(self) -> Script:
+        """What each rank's program is written to do."""
+        asks, names = self.asks_every_steps, self.names_phases
+        return Script(self.steps, self.stays, asks, names, self.changes, self.doubts)
 
     def new_tempo(self, rank: int, random: Random) -> Tempo:
         """How long this rank's steps take."""
@@ -145,6 +159,7 @@ def small(seed: int) -> RunPlan:
         link_dead_s=link_dead_s,
         stays=chance.random() < 0.5,
         changes=Random(f"{seed}/changes").choice((0.0, 0.0, 0.0, 0.3)),
+        doubts=Random(f"{seed}/doubts").choice((0.0, 0.0, 0.1, 0.3)),
         work_ns=chance.choice((MS_NS, 20 * MS_NS, 300 * MS_NS)),
         act_ns=max(1, int(step_ns * chance.choice((0.01, 0.1, 0.5)))),
         replace_ns=chance.choice((1, 20, 60) if shrinks else (1, 30)) * S_NS,
@@ -159,8 +174,46 @@ def small(seed: int) -> RunPlan:
         faults=chance.choice((1, 2, 2, 3, 4, 6)),
         faults_until_ns=int((steps * step_ns + 5 * S_NS) * chance.uniform(0.4, 1.3)),
     )
-    can_shrink = plan.min_nodes and plan.launcher == "agents" and plan.policy in FIT_FEWER
-    can_be_lost = nodes > 1 and plan.launcher == "agents" and not plan.min_nodes
+    return _with_what_is_rare(plan, seed)
+
+
+def _with_what_is_rare(plan: RunPlan, seed: int) -> RunPlan:
+    """Each by a chance of its own: what else is drawn stays as it was."""
+    is_of_agents = plan.launcher == "agents"
+    can_shrink = plan.min_nodes and is_of_agents and plan.policy in FIT_FEWER
+    can_be_lost = plan.nodes > 1 and is_of_agents and not plan.min_nodes
     hosts = can_be_lost and Random(f"{seed}/hosts").random() < 0.15
+    roads = Random(f"{seed}/roads")
+    interfaces = 1 + (plan.nodes > 1 and roads.random() < 0.12)
+    link_streams = roads.choice((None, 1, 3)) if interfaces > 1 else None
+    can_have_one_slot = plan.policy.startswith("copies") and plan.min_nodes != 1
+    has_one_slot = can_have_one_slot and Random(f"{seed}/one slot").random() < 0.15
     can_do_without = can_shrink and Random(f"{seed}/replaces").random() < 0.5
-    return replace(plan, replaces=not can_do_without, hosts=hosts)
+    rare = replace(
+        plan,
+        replaces=not can_do_without,
+        hosts=hosts,
+        interfaces=interfaces,
+        link_streams=link_streams,
+        slots=1 if has_one_slot else plan.slots,
+    )
+    return _sharing(rare, seed)
+
+
+def _sharing(plan: RunPlan, seed: int) -> RunPlan:
+    """Half of the runs of one node: replicas, of blocks that are small enough to be shared."""
+    chance = Random(f"{seed}/replicas")
+    if plan.nodes > 1 or chance.random() < 0.5:
+        return plan
+    ranks = chance.choice((2, 2, 3, 4))
+    astray = None
+    if chance.random() < 0.4:
+        astray = chance.randrange(ranks), chance.randrange(1, plan.steps)
+    return replace(
+        plan,
+        ranks_per_node=ranks,
+        replicas=chance.choice((1, 1, 2)) if ranks == 4 else 1,
+        astray=astray,
+        block_bytes=64,
+        nbytes=700,
+    )

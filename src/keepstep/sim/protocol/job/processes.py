@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from keepstep.model.diagnosis import GroupSample, ProcessSample, Stack
 from keepstep.model.launch import RankAssignment, RankEnd
 from keepstep.model.messages.agent_rank import BecomeRank, StandbyReady, ToProcess
+from keepstep.model.step_work import FixedWork, Hindrance
 from keepstep.model.units import MS_NS
 from keepstep.ports import Box
 from keepstep.sim.protocol.job.program import Program
@@ -227,6 +228,12 @@ class SimProbes:
 
     def machine_oom_kills(self) -> int | None:
         return 0
+
+    def hindrance(self, pid: int) -> Callable[[], Hindrance]:
+        return Hindrance
+
+    def fixed_work(self, pids: Mapping[int, int], within_ns: int) -> dict[int, FixedWork]:
+        return {}  # processors are none of what is simulated
 
     def stacks(self, pids: Mapping[int, int], within_ns: int) -> dict[int, Stack]:
         found = {}

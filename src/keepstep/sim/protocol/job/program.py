@@ -16,18 +16,23 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+from keepstep.core.numbers.halt import BEHIND
+from keepstep.core.numbers.inquiry import can_go_behind
+from keepstep.core.numbers.told_sight import from_text, to_text
 from keepstep.errors import KeepstepError, PeerLost
 from keepstep.model.launch import ErrorReport
+from keepstep.model.numbers import Sight
 from keepstep.model.snapshot import Phase
-from keepstep.model.units import MS_NS
+from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import StateCopy
 from keepstep.runtime.rank.bootstrap import NodeFacts
 from keepstep.runtime.rank.joining import Joined, Joining
-from keepstep.runtime.rank.rank import Rank, Stage
+from keepstep.runtime.rank.rank import Rank
+from keepstep.runtime.rank.stage import Stage
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 from keepstep.sim.protocol.job.collectives import SimGroups
 from keepstep.sim.protocol.job.live_state import SimCopy, SimState
-from keepstep.sim.protocol.job.oracle import Oracle, advance, mix
+from keepstep.sim.protocol.job.oracle import Oracle, mix
 from keepstep.sim.protocol.world.executor import TrainerExecutor
 from keepstep.sim.protocol.world.world import Process
 
@@ -36,6 +41,10 @@ WORTHLESS = b"worthless"
 LAST_AGAIN_NS = 20 * MS_NS  # as long as nothing else happens
 LAST_TRIES = 3000
 CHANGE_NS = 200 * MS_NS  # half of an operation in place takes at most so long
+STANDS_NS = 4 * S_NS  # behind a step, until it leaves
+STANDS_TRIES = 3000
+TAKEN_BACK = 0.5  # of all halts
+DOUBTED_STEPS = 3  # so far ahead is the halt at most
 
 
 class Tempo(Protocol):
@@ -106,13 +115,16 @@ class Script:
     """What the program is written to do. `gives_up_steps`: its body is in `with step:`.
     `asks_every`: it asks for a checkpoint itself, every so many steps; 0: never. `names_phases`: it
     says which part of a step it is in, as `job.enter` does. `changes`: the part of all steps whose
-    body begins with an operation on the state in place, and one that takes it back."""
+    body begins with an operation on the state in place, and one that takes it back. `doubts`: the
+    part of all steps at whose end this rank asks all to halt behind one step, of which half are
+    then taken back."""
 
     steps: int
     gives_up_steps: bool
     asks_every: int = 0
     names_phases: bool = False
     changes: float = 0.0
+    doubts: float = 0.0
 
 
 class ProgramObserver(Protocol):
@@ -121,6 +133,8 @@ class ProgramObserver(Protocol):
     def announced(self, program: Program, phase: Phase, step: int) -> None: ...
 
     def stepped(self, program: Program, step: int) -> None: ...
+
+    def halted(self, program: Program, step: int, is_taken_back: bool | None) -> None: ...
 
     def done(self, program: Program) -> None: ...
 
@@ -301,8 +315,43 @@ class Program:
 
     def _updated(self, rank: Rank, step: int, mixed: bytes) -> None:
         number = self.who.rank
-        self._live.state = advance(mixed, number, step, self._oracle.nbytes(number))
-        self._later(self._tempo.after_update_ns(), self._leave_body, rank, True)
+        self._live.state = self._oracle.made_of(mixed, number, step)
+        self._later(self._tempo.after_update_ns(), self._halt_or_leave, rank)
+
+    def _halt_or_leave(self, rank: Rank) -> None:
+        """At the end of a body: where somebody doubts a step all stand behind it first."""
+        step, halting = rank.step + 1, rank.halting
+        if self._script.doubts and self._random.random() < self._script.doubts:
+            halting.ask(step + 1 + self._random.randrange(DOUBTED_STEPS))
+        if halting.at != step or rank.has_lost_peer:
+            self._leave_body(rank, True)
+            return
+        mine = Sight(self.who.rank, self.who.rank, holds=rank.holds)
+        halting.stand(step, BEHIND, to_text(mine))
+        self.process.after(STANDS_NS, halting.leave)
+        self._stand(rank, step, 0)
+
+    def _stand(self, rank: Rank, step: int, tries: int) -> None:
+        halting = rank.halting
+        if not (halting.is_decided or rank.has_lost_peer) and tries < STANDS_TRIES:
+            self.process.after(LAST_AGAIN_NS, self._stand, rank, step, tries + 1)
+            return
+        halting.go_on()
+        if rank.has_lost_peer:
+            self._leave_body(rank, True)
+            return
+        is_agreed, is_taken_back = halting.found is not None, False
+        if halting.found is not None and Random(f"{step} of {rank.epoch}").random() < TAKEN_BACK:
+            is_taken_back = can_go_behind(step, [*map(from_text, halting.found)])
+        self._observer.halted(self, step, is_taken_back if is_agreed else None)
+        if not is_taken_back:
+            self._leave_body(rank, True)
+            return
+        if self._script.gives_up_steps:
+            rank.body_left()
+        self._in_step = False
+        rank.take_back(step)
+        self._trainer.when_idle(self._leave_boundary)
 
     def _body_failed(self, rank: Rank, error: PeerLost) -> None:
         """The optimizer's step raised it: `with step:` swallows that, a bare body does not."""

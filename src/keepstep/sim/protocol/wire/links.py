@@ -7,17 +7,19 @@ arrives is handed in, what is handed out is sent, and time passes. Decides nothi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from keepstep.coding.checksum import checksum, running_checksum
 from keepstep.core.wire.connection import NONCE_BYTES
 from keepstep.core.wire.endpoint import Endpoint
 from keepstep.core.wire.link import PeerLink
 from keepstep.core.wire.link_table import Entropy, LinkTable
+from keepstep.core.wire.streams import StreamLimits
 from keepstep.core.wire.traffic import Gate, Hashing, LinkOptions
+from keepstep.model.links import LinkCount
 from keepstep.model.messages.peers import MeshMessage, SeveralMessages
 from keepstep.model.units import S_NS
-from keepstep.model.wire import Flow, Identity, Span
+from keepstep.model.wire import Address, Flow, Identity, Span
 from keepstep.ports import Receiver
 from keepstep.sim.protocol.wire.network import Network
 from keepstep.sim.protocol.wire.pipe import Piece, SimSocket
@@ -41,12 +43,16 @@ class SimLinks:
         dead_ns: int,
         receiver: Receiver,
         gate: Gate | None = None,
+        streams: StreamLimits | None = None,
     ) -> None:
-        """`gate`: says when blocks may go; without one they always may."""
+        """`gate`: says when blocks may go; without one they always may. `streams`: as many as help,
+        unless given."""
         self.network = network
         self.process = process
         self.machine = process.machine.number
-        self.address = network.reserve(process, address)
+        others = [(host, 0) for host in process.machine.hosts if host != address[0]]
+        self.addresses = [network.reserve(process, each) for each in (address, *others)]
+        self.address = self.addresses[0]
         self._job_hash = job_hash
         self._incarnation = incarnation
         self._receiver = _Ear(network, self, receiver)
@@ -56,6 +62,7 @@ class SimLinks:
             queue_bytes=network.wires.queue_bytes,
             format=network.format,
             gate=gate,
+            streams=streams or StreamLimits(),
         )
         self._who: tuple[int, bytes] | None = None
         self._peers: SimPeers | None = None
@@ -75,9 +82,10 @@ class SimLinks:
         self._who = (node, secret)
         me = Identity(self._job_hash, node, self._incarnation)
         self._peers = SimPeers(
-            self.network, self.process, me, secret, self._receiver, self._options
+            self.network, self.process, self.addresses, me, secret, self._receiver, self._options
         )
-        self.network.doors[self.address] = self._peers
+        for address in self.addresses:
+            self.network.doors[address] = self._peers
 
     def connect(self, node: int, address: tuple[str, int], incarnation: int = 0) -> None:
         assert self._peers is not None, "which node this is comes first"
@@ -109,17 +117,27 @@ class SimLinks:
     def is_open(self, node: int) -> bool:
         return self._peers is not None and self._peers.table.is_open(node)
 
+    def sent_counts(self) -> dict[tuple[int, int], LinkCount]:
+        return self._peers.table.sent_counts() if self._peers is not None else {}
+
+    def damaged(self) -> dict[int, int]:
+        return self._peers.table.counts.damaged() if self._peers is not None else {}
+
     def counts(self) -> dict[str, int]:
         return self._peers.table.counts.snapshot() if self._peers is not None else {}
 
     def close(self, reason: str = "closing") -> None:
         if self._peers is not None:
             self._peers.close(reason)
-        self.network.release(self.address)
+        self._release()
+
+    def _release(self) -> None:
+        for address in self.addresses:
+            self.network.release(address)
 
     def _process_ended(self) -> None:
         """The kernel closes what was open: the others see that, where they can."""
-        self.network.release(self.address)
+        self._release()
         if self._peers is not None:
             self._peers.process_ended()
 
@@ -161,12 +179,14 @@ class SimPeers:
         self,
         network: Network,
         process: Process,
+        addresses: Sequence[Address],
         me: Identity,
         secret: bytes,
         receiver: Receiver,
         options: LinkOptions,
     ) -> None:
         self.process = process
+        self.addresses = addresses
         self._network = network
         self._unacked_ns = options.timeouts.silence_ns
         self.carriers: dict[SimCarrier, None] = {}  # in the order in which they were made
@@ -245,12 +265,13 @@ class SimPeers:
 
     def _dial_now(self, link: PeerLink, index: int) -> None:
         if link.ended is None:
-            assert link.address is not None
+            road = link.road(index)
             self._network.dial(
                 self.process,
-                link.address,
+                road.target,
                 self._unacked_ns,
                 lambda found: self._dialled(link, index, found),
+                road.source,
             )
 
     def _dialled(self, link: PeerLink, index: int, found: SimSocket | str) -> None:
@@ -263,7 +284,7 @@ class SimPeers:
 
     def accept(self, socket: SimSocket) -> None:
         carrier = SimCarrier(self, socket, _nobody_waits)
-        carrier.carry(self.table.accepted(carrier, socket.other.process.machine.host))
+        carrier.carry(self.table.accepted(carrier, socket.pipe.hosts[0]))
 
 
 class SimCarrier:
@@ -322,6 +343,9 @@ class SimCarrier:
 
     def flow(self, node: int) -> Flow:
         return Flow(node, 0, 0)
+
+    def sent_counts(self) -> LinkCount:
+        return LinkCount()  # nobody counts
 
     # for the socket
 

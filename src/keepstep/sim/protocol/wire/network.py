@@ -92,6 +92,8 @@ class Network:
         self._blocked: dict[tuple[int, int], int] = {}  # how often
         self._stalled: dict[tuple[int, int], int] = {}
         self._gone: set[int] = set()
+        self._unplugged: set[str] = set()  # hosts whose interface carries nothing
+        self._busy_ns: dict[tuple[str, str], int] = {}  # until when blocks take that road
         self.flips = wires.flips
         self.breaks = wires.breaks
 
@@ -99,8 +101,8 @@ class Network:
 
     def reserve(self, process: Process, address: tuple[str, int]) -> tuple[str, int]:
         """Raises KeeperError when it is not this host's, or taken."""
-        host = process.machine.host
-        if address[0] != host or address in self._taken:
+        host = address[0]
+        if host not in process.machine.hosts or address in self._taken:
             raise KeeperError(
                 f"host: expected an address of this machine with port {address[1]} free, "
                 f"found {address[0]}"
@@ -122,13 +124,17 @@ class Network:
         address: tuple[str, int],
         unacked_ns: int,
         then: Callable[[SimSocket | str], None],
+        source: str | None = None,
     ) -> None:
-        """`then` hears, in that process, of a connection, or why there is none."""
-        self._ask(process, address, unacked_ns, then, 0)
+        """`then` hears, in that process, of a connection, or why there is none. `source`: the host
+        it is dialled from; the machine's first unless given."""
+        hosts = (source or process.machine.host, address[0])
+        self._ask(process, hosts, address, unacked_ns, then, 0)
 
     def _ask(
         self,
         process: Process,
+        hosts: tuple[str, str],
         address: tuple[str, int],
         unacked_ns: int,
         then: Callable[[SimSocket | str], None],
@@ -136,9 +142,10 @@ class Network:
     ) -> None:
         here, there = process.machine.number, self._hosts.get(address[0])
         where = f"cannot reach {address[0]}:{address[1]}"
-        if there is None or (self.carries(here, there) and self.carries(there, here)):
+        carries = there is None or (self.carries(here, there) and self.carries(there, here))
+        if carries and self.is_plugged(hosts):
             self.world.after(
-                self.latency_ns(), None, self._knock, process, address, unacked_ns, then
+                self.latency_ns(), None, self._knock, process, hosts, address, unacked_ns, then
             )
         elif not self.wires.dials_wait:
             self.world.after(self.latency_ns(), process, then, f"{where}: No route to host")
@@ -147,12 +154,13 @@ class Network:
         else:
             again_ns = SYN_WAITS_NS[times]
             self.world.after(
-                again_ns, process, self._ask, process, address, unacked_ns, then, times + 1
+                again_ns, process, self._ask, process, hosts, address, unacked_ns, then, times + 1
             )
 
     def _knock(
         self,
         process: Process,
+        hosts: tuple[str, str],
         address: tuple[str, int],
         unacked_ns: int,
         then: Callable[[SimSocket | str], None],
@@ -163,7 +171,7 @@ class Network:
             self.world.after(self.latency_ns(), process, then, why)
             return
         near, far = (SimSocket(self, p, unacked_ns) for p in (process, door.process))
-        Pipe(self, near, far)
+        Pipe(self, near, far, hosts)
         self.world.after(0, door.process, door.accept, far)
         self.world.after(self.latency_ns(), process, then, near)
 
@@ -182,6 +190,31 @@ class Network:
     def flows(self, source: int, target: int) -> bool:
         """Whether bytes get to the program there."""
         return self.carries(source, target) and (source, target) not in self._stalled
+
+    def is_plugged(self, hosts: tuple[str, str]) -> bool:
+        """Whether the interfaces at both ends carry anything."""
+        return self._unplugged.isdisjoint(hosts)
+
+    def unplug(self, host: str) -> None:
+        """That interface carries nothing, until it is plugged in again; the machine's others do."""
+        self._unplugged.add(host)
+        self._update()
+        for pipe in self.connections:
+            if host in pipe.hosts:
+                pipe.suspect()
+
+    def plug_in(self, host: str) -> None:
+        self._unplugged.discard(host)
+        self._update()
+        for pipe in self.connections:
+            pipe.carries_again()
+
+    def take_road(self, road: tuple[str, str], now_ns: int, nbytes: int) -> int:
+        """Until when so many bytes take the road from one host to another: one after the other, on
+        whichever connection."""
+        ends_ns = max(now_ns, self._busy_ns.get(road, 0)) + self.transfer_ns(nbytes)
+        self._busy_ns[road] = ends_ns
+        return ends_ns
 
     def latency_ns(self) -> int:
         wires = self.wires
@@ -235,7 +268,7 @@ class Network:
         return [pipe for pipe in self.connections if path in pipe.paths]
 
     def _update(self) -> None:
-        self.is_faulty = bool(self._blocked or self._stalled or self._gone)
+        self.is_faulty = bool(self._blocked or self._stalled or self._gone or self._unplugged)
 
     # -- what happens to pieces
 

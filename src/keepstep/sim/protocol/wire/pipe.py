@@ -39,7 +39,6 @@ class SimSocket:
     __slots__ = (
         "_arrives_ns",
         "_burst_ns",
-        "_busy_ns",
         "_coming",
         "_latency_ns",
         "_network",
@@ -50,6 +49,7 @@ class SimSocket:
         "other",
         "pipe",
         "process",
+        "road",
         "user",
     )
 
@@ -61,12 +61,12 @@ class SimSocket:
         self.user: User | None = None
         self.other: SimSocket = self
         self.pipe: Pipe
+        self.road: tuple[str, str]  # to this end, by which hosts
         self._network = network
         self._unacked_ns = unacked_ns
         # On its way to this end; None: the other end is closed.
         self._coming: deque[tuple[int, Piece | None]] = deque()
         self._arrives_ns = 0  # the last of it
-        self._busy_ns = 0  # until when blocks that come here take the bandwidth
         self._burst_ns = -1  # when the last of it was sent, and how long that takes
         self._latency_ns = 0
 
@@ -153,8 +153,7 @@ class SimSocket:
             self._latency_ns = network.latency_ns()
         for piece in pieces:
             if type(piece) is memoryview:  # a block's bytes; frames are small
-                self._busy_ns = max(at_ns, self._busy_ns) + network.transfer_ns(len(piece))
-                at_ns = self._busy_ns
+                at_ns = network.take_road(self.road, at_ns, len(piece))
         at_ns += self._latency_ns
         if network.may_harm:
             self._put_harmed(at_ns, pieces)
@@ -192,7 +191,9 @@ class SimSocket:
         coming = self._coming
         if not coming or self.is_stuck:
             return
-        if network.is_faulty and not network.flows(self.other.machine, self.machine):
+        if network.is_faulty and not (
+            network.flows(self.other.machine, self.machine) and network.is_plugged(self.road)
+        ):
             return
         now_ns = network.world.now_ns
         pieces: list[Piece] = []
@@ -228,10 +229,14 @@ class SimSocket:
 
 
 class Pipe:
-    """A connection from `ends[0]`, which dialled, to `ends[1]`."""
+    """A connection from `ends[0]`, which dialled, to `ends[1]`, between these hosts."""
 
-    def __init__(self, network: Network, dialer: SimSocket, other: SimSocket) -> None:
+    def __init__(
+        self, network: Network, dialer: SimSocket, other: SimSocket, hosts: tuple[str, str]
+    ) -> None:
         self.ends = (dialer, other)
+        self.hosts = hosts
+        dialer.road, other.road = (hosts[1], hosts[0]), hosts
         here, there = dialer.machine, other.machine
         self.paths = ((here, there), (there, here))
         self.suspicion = 0  # counts
@@ -244,7 +249,8 @@ class Pipe:
     @property
     def carries(self) -> bool:
         """Both ways."""
-        return all(self._network.carries(*path) for path in self.paths)
+        network = self._network
+        return network.is_plugged(self.hosts) and all(network.carries(*p) for p in self.paths)
 
     def suspect(self) -> None:
         """A path does not carry any more."""

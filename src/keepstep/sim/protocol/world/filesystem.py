@@ -7,17 +7,19 @@ too, and nothing that it does while it unwinds reaches the disk any more.
 
 What may be wrong: the disk is full; it does not answer, always or now and then; each call takes
 long; it lies: it says that bytes are written and others lie there, which the writer may or may not
-see when it reads them back. Removing and renaming take effect in one instant for all machines.
+see when it reads them back; its lists fall behind, for all: they show what was there when that
+began, as an object store's or a mirror's may, while whoever names a file finds it as it is.
+Removing and renaming take effect in one instant for all machines.
 
 Not simulated: a disk that forgets what was written when a machine is lost, and directories that
-other machines see late.
+some machines see later than others.
 """
 
 from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
 
@@ -50,8 +52,9 @@ class DiskFile:
 class SharedDisk:
     """`full`: nothing more can be written. `away`: the part of all calls that fail. `slow_ns`: how
     long each call takes at most. `lying`: what is written from now on lies there differently;
-    `has_lied`: some of it did. `unreadable`: files that nobody can read. `on_remove` sees each file
-    that is about to be removed, and by whom."""
+    `has_lied`: some of it did. `unreadable`: files that nobody can read. `is_behind`: lists show
+    what was there when that began; `hidden`: all that came meanwhile, ever. `on_remove` sees each
+    file that is about to be removed, and by whom."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -61,6 +64,8 @@ class SharedDisk:
         self.lying = False
         self.has_lied = False
         self.unreadable: set[str] = set()  # paths of files
+        self.hidden: set[str] = set()
+        self._listed: dict[str, bool] | None = None  # by path, whether it is a file
         self.on_remove: Callable[[Process, str], None] = _nobody
         self.files: dict[str, DiskFile] = {}
         self.directories: set[str] = {""}
@@ -72,6 +77,21 @@ class SharedDisk:
         self.slow_ns = 0
         self.lying = False
         self.unreadable.clear()
+        self.is_behind = False
+
+    @property
+    def is_behind(self) -> bool:
+        return self._listed is not None
+
+    @is_behind.setter
+    def is_behind(self, is_behind: bool) -> None:
+        now = {**dict.fromkeys(self.directories, False), **dict.fromkeys(self.files, True)}
+        self._listed = now if is_behind else None
+
+    def appears(self, path: str) -> None:
+        """A file or a directory is there from now on."""
+        if self._listed is not None and path not in self._listed:
+            self.hidden.add(path)
 
     def as_it_lies(self) -> SharedDisk:
         """The same files, with nothing wrong: for who looks from outside."""
@@ -83,6 +103,7 @@ class SharedDisk:
     def begin(self, path: str, writer: Process) -> DiskFile:
         """An empty file at `path`, in place of what is there."""
         file = self.files[path] = DiskFile(writer)
+        self.appears(path)
         if self.lying:
             file.lies = self.has_lied = True
             file.writer_sees = bytearray() if self.random.random() < 0.5 else None
@@ -109,12 +130,18 @@ class SharedDisk:
     def names(self, directory: str) -> list[str]:
         """The paths of what is in a directory, in order."""
         above = f"{directory}/" if directory else ""
-        known = [*self.files, *self.directories]
-        return sorted(
-            path
-            for path in known
-            if path.startswith(above) and path != directory and "/" not in path[len(above) :]
-        )
+        return _below(above, directory, [*self.files, *self.directories])
+
+    def listed(self, directory: str) -> dict[str, bool] | None:
+        """What a list of that directory shows, and whether each is a file; None: no such
+        directory."""
+        shown = self._listed
+        if shown is None:
+            shown = {**dict.fromkeys(self.directories, False), **dict.fromkeys(self.files, True)}
+        if shown.get(directory, True):
+            return None
+        above = f"{directory}/" if directory else ""
+        return {path: shown[path] for path in _below(above, directory, shown)}
 
 
 class SimFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -197,6 +224,7 @@ class SimFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
         self.call("rename", source)
         self._disk.files[target] = self._file(source)
+        self._disk.appears(target)
         del self._disk.files[source]
 
     # -- directories
@@ -211,6 +239,7 @@ class SimFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         self._allocate(path)
         while path:
             self._disk.directories.add(path)
+            self._disk.appears(path)
             path = self._parent(path)
 
     def rmdir(self, path: str) -> None:
@@ -235,12 +264,19 @@ class SimFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     def ls(self, path: str, detail: bool = True, **how: Any) -> list[Any]:
         path = self._strip_protocol(path)
         self.call("list", path)
-        if path in self._disk.directories:
-            names = self._disk.names(path)
-        else:
+        listed = self._disk.listed(path)
+        if listed is None:
             self._file(path)
-            names = [path]
-        return [self._entry(name) for name in names] if detail else names
+            listed = {path: True}
+        if not detail:
+            return list(listed)
+        return [self._listed_entry(name, is_file) for name, is_file in listed.items()]
+
+    def _listed_entry(self, path: str, is_file: bool) -> dict[str, Any]:
+        """Also of what is not there any more."""
+        is_there = path in self._disk.files or path in self._disk.directories
+        gone = {"name": path, "size": 0, "type": "file" if is_file else "directory"}
+        return self._entry(path) if is_there else gone
 
     def info(self, path: str, **how: Any) -> dict[str, Any]:
         path = self._strip_protocol(path)
@@ -287,6 +323,14 @@ class WrittenFile:
 
     def __exit__(self, *why: object) -> None:
         self.close()
+
+
+def _below(above: str, directory: str, paths: Iterable[str]) -> list[str]:
+    return sorted(
+        path
+        for path in paths
+        if path.startswith(above) and path != directory and "/" not in path[len(above) :]
+    )
 
 
 def _nobody(process: Process, path: str) -> None:

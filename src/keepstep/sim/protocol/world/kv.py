@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from keepstep.model.units import MS_NS, S_NS
@@ -110,6 +111,12 @@ class SharedKeys:
             self.look(wait)
         return value
 
+    def swap_while(
+        self, guard: tuple[str, str], key: str, expected: str | None, value: str
+    ) -> str | None:
+        holds = self.written.get(guard[0]) == guard[1]
+        return self.swap(key, expected, value) if holds else self.written.get(key)
+
     def read(self, keys: Sequence[str]) -> list[str | None]:
         return [self.written.get(key) for key in keys]
 
@@ -147,6 +154,19 @@ class SimKV:
         assert value and expected != value
         is_broken = self._process.touch("swap", key)
         self._ask(SimQuestion(lambda: self._keys.swap(key, expected, value), then, is_broken))
+
+    def swap_while(
+        self,
+        guard: tuple[str, str],
+        key: str,
+        expected: str | None,
+        value: str,
+        then: Callable[[str | None], None],
+    ) -> None:
+        assert value and expected != value
+        is_broken = self._process.touch("swap", key)
+        question = partial(self._keys.swap_while, guard, key, expected, value)
+        self._ask(SimQuestion(question, then, is_broken))
 
     def read(self, keys: Sequence[str], then: Callable[[list[str | None]], None]) -> None:
         asked = tuple(keys)

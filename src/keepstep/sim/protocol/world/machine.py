@@ -20,7 +20,8 @@ FIRST_PID = 1000
 
 
 class Machine:
-    """`number` is its own for ever; which node of the job it is depends on the attempt."""
+    """`number` is its own for ever; which node of the job it is depends on the attempt. `hosts`:
+    its addresses, one for each of its network interfaces."""
 
     def __init__(
         self,
@@ -29,12 +30,16 @@ class Machine:
         rack: str | None,
         budget_bytes: int,
         block_bytes: int = 4 * MIB,
+        interfaces: int = 1,
     ) -> None:
         chance = world.stream(f"machine {number}")
         self.world = world
         self.number = number
         self.rack = rack
-        self.host = f"10.0.{number // 256}.{number % 256}"
+        self.hosts = tuple(
+            f"10.{each}.{number // 256}.{number % 256}" for each in range(interfaces)
+        )
+        self.host = self.hosts[0]
         self.files = MachineFiles(budget_bytes, block_bytes, world.stream(f"memory {number}"))
         self.alive = True
         self.processes: dict[int, Process] = {}  # the living ones, by pid

@@ -10,8 +10,9 @@ page, too, when its writer stops there.
 
 from __future__ import annotations
 
+import errno
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -29,12 +30,13 @@ SPARSE_BYTES = 32 * KIB  # from here on a file's memory is taken only where some
 class File:
     """Bytes, the name that leads to them, who has them mapped, and who has locked them."""
 
-    __slots__ = ("data", "exclusive", "name", "regions", "shared")
+    __slots__ = ("data", "exclusive", "holes_bytes", "name", "regions", "shared")
 
     def __init__(self, nbytes: int, name: str) -> None:
         is_small = nbytes < SPARSE_BYTES
         self.data = bytearray(nbytes) if is_small else mmap.mmap(-1, nbytes, PRIVATE)
         self.name: str | None = name  # None: it has none any more
+        self.holes_bytes = 0  # given up, as they count
         self.regions = 0
         self.shared: list[SimRegion] = []
         self.exclusive: SimRegion | None = None
@@ -88,7 +90,11 @@ class MachineFiles:
 
     def give_back(self, file: File) -> None:
         if file.name is None and not file.regions:
-            self.used_bytes -= len(file.data)
+            self.used_bytes -= len(file.data) - file.holes_bytes
+
+    def punch(self, file: File, nbytes: int) -> None:
+        file.holes_bytes += nbytes
+        self.used_bytes -= nbytes
 
     def names(self, directory: str) -> list[str]:
         return sorted(self._directories.get(directory, ()))
@@ -161,8 +167,16 @@ class SimRegion:
         file.regions += 1
         memory.regions.add(self)
 
-    def prefault(self) -> None:
+    def prefault(self, at: int = 0, nbytes: int | None = None) -> None:
         pass
+
+    def punch(self, at: int, nbytes: int) -> None:
+        self._memory.process.touch("punch", self._name)
+        self.view[at : at + nbytes] = bytes(nbytes)
+        self._memory.files.punch(self._file, nbytes)
+
+    def has_holes(self) -> bool:
+        return self._file.holes_bytes > 0
 
     def lock(self, exclusive: bool) -> bool:
         if self._memory.process.touch("lock"):
@@ -193,6 +207,9 @@ class SimRegion:
         self._memory.files.on_put(process, self._name, self.view, at, data)
         self.view[at : at + len(data)] = data
 
+    def gather(self, at: int, ranges: int, count: int) -> int:
+        raise OSError(errno.ENOSYS, "no process of the simulation has addresses", self._name)
+
     def is_there(self) -> bool:
         return self._file.name == self._name
 
@@ -208,6 +225,42 @@ class SimRegion:
         self._file.regions -= 1
         if self._file.name is None:
             self._memory.files.give_back(self._file)
+
+
+class SimJoined:
+    """`ports.Region`: a copy of stretches of files, as they were."""
+
+    def __init__(self, pieces: Sequence[tuple[Region, int, int]]) -> None:
+        self.path = pieces[0][0].path
+        self.is_there = pieces[0][0].is_there
+        self.view = memoryview(
+            bytearray(b"".join(region.view[at : at + nbytes] for region, at, nbytes in pieces))
+        )
+        self.address = 0
+
+    def prefault(self, at: int = 0, nbytes: int | None = None) -> None:
+        pass
+
+    def punch(self, at: int, nbytes: int) -> None:
+        raise AssertionError("several files' memory is not given up by whoever reads it")
+
+    def has_holes(self) -> bool:
+        return False
+
+    def lock(self, exclusive: bool) -> bool:
+        raise AssertionError("several files are locked one by one")
+
+    def unlock(self) -> None:
+        pass
+
+    def put(self, at: int, data: bytes) -> None:
+        raise AssertionError("several files are only read")
+
+    def gather(self, at: int, ranges: int, count: int) -> int:
+        raise AssertionError("several files are only read")
+
+    def close(self) -> None:
+        self.view.release()
 
 
 class SimMemory:
@@ -252,6 +305,10 @@ class SimMemory:
             self.open(path) if self.files.find(str(path)) is not None else self.create(path, nbytes)
         )
 
+    def join(self, pieces: Sequence[tuple[Region, int, int]]) -> Region:
+        self.process.touch("join")
+        return SimJoined(pieces)
+
     def names(self, directory: Path) -> list[str]:
         return self.files.names(str(directory))
 
@@ -265,7 +322,7 @@ class SimMemory:
 
     def size(self, path: Path) -> int:
         file = self.files.find(str(path))
-        return 0 if file is None else len(file.data)
+        return 0 if file is None else len(file.data) - file.holes_bytes
 
     def free_bytes(self, directory: Path) -> int:
         return max(0, self.files.budget_bytes - self.files.used_bytes - self.files.eaten_bytes)

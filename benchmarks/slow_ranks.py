@@ -1,0 +1,300 @@
+"""Which slow ranks are named, how soon, how often wrongly, and at what price?
+
+Real ranks over gloo under `keepstep run` (`keepstep.testing.uneven_job`), each pinned to a
+processor as far as there are enough; what is counted is what the agent tells in its journal.
+
+    python benchmarks/slow_ranks.py                               # all of it: an hour
+    python benchmarks/slow_ranks.py --trials 3 --clean-steps 500
+    python benchmarks/slow_ranks.py --ranks 2 --json
+
+**Named.** `--trials` jobs of each: one rank, drawn from the seed, does half as much again from a
+step on (to be named within 50 steps of it), or a tenth more (within 500); batches of varied lengths
+whose tokens are told. A trial is right when the first word is about that rank and its compute, and
+its `told_step` lies within the limit.
+
+**False alarms.** Clean steps, batches of varied lengths, with their tokens told and without.
+
+**Cost.** Steps of one job of two ranks in blocks that are measured and blocks that are not, in
+turn: the median of each round's ratio. What the marks of one step take on the trainer's thread;
+what the agent takes to judge a block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import harness  # beside this file: it is started as a script
+
+from keepstep.edge.os.journal import read_journal
+from keepstep.model.events import Event
+from keepstep.sim.economics.confidence import share_interval
+
+SLOW_FROM = 200
+CASES = {"+50 %": (1.5, 50), "+10 %": (1.1, 500)}  # factor, and within how many steps
+JOB_WITHIN_S = 1200
+SHORTEST = 0.25
+MARGIN_STEPS = 60  # behind the limit, so that the last word is heard
+
+
+def train(nproc: int, given: list[str], environ: dict[str, str] | None = None) -> list[Event]:
+    """One job to its end, and what its journal says."""
+    command = ["-m", "keepstep.testing.uneven_job", "--pin", *given]
+    with harness.trained("slow", nproc, lambda _: command, JOB_WITHIN_S, environ) as home:
+        return list(read_journal(home / "state" / "slow" / "journal.jsonl"))
+
+
+def trial(nproc: int, factor: float, within_steps: int, seed: int, ms: float) -> dict[str, Any]:
+    """One job, one slow rank."""
+    slow_rank = random.Random(f"{seed}/{nproc}/{factor}").randrange(nproc)
+    given = [
+        *("--steps", str(SLOW_FROM + within_steps + MARGIN_STEPS), "--seed", str(seed)),
+        *("--slow-rank", str(slow_rank), "--slow-from", str(SLOW_FROM), "--factor", str(factor)),
+        *("--compute-ms", str(ms), "--shortest", str(SHORTEST), "--tells-tokens"),
+    ]
+    events = train(nproc, given)
+    told = [event for event in events if event.kind == "slow-rank"]
+    first = told[0].data if told else {}
+    after = first["told_step"] - SLOW_FROM + 1 if told else None
+    is_right = first.get("rank") == slow_rank and first.get("section") == "compute"
+    return {
+        "slow_rank": slow_rank,
+        "named": first.get("rank"),
+        "section": first.get("section"),
+        "cause": first.get("cause"),
+        "after_steps": after,
+        "right": bool(is_right and after is not None and 0 < after <= within_steps),
+        "wrong_words": sum(event.data["rank"] != slow_rank for event in told),
+        "unknown": any(event.kind == "slow-unknown" for event in events),
+    }
+
+
+def clean(nproc: int, steps: int, seed: int, ms: float, tells: bool) -> dict[str, Any]:
+    """One job in which nobody is slow."""
+    given = ["--steps", str(steps), "--seed", str(seed), "--compute-ms", str(ms)]
+    given += ["--shortest", str(SHORTEST), *(["--tells-tokens"] if tells else [])]
+    events = train(nproc, given)
+    told = [event.why for event in events if event.kind == "slow-rank"]
+    unknown = any(event.kind == "slow-unknown" for event in events)
+    return {"steps": steps, "tells": tells, "alarms": len(told), "why": told, "unknown": unknown}
+
+
+def marks_cost() -> dict[str, float]:
+    """What the marks of one step take on this machine, with 3 collectives, in microseconds."""
+    from keepstep.edge.os.thread_times import ThreadTimes
+    from keepstep.edge.shm.memory import MEMORY
+    from keepstep.edge.shm.step_work_page import StepWorkWriter
+    from keepstep.model.step_work import Section
+    from keepstep.runtime.rank.step_clock import StepClock
+
+    home = Path(tempfile.mkdtemp(prefix="keepstep-slow-", dir="/dev/shm"))
+    page = StepWorkWriter(MEMORY, home / "work")
+    times = ThreadTimes()
+    clock = StepClock(time.monotonic_ns, times.cpu_ns, times.delay_ns, page.write)
+    spans: list[float] = []
+    for step in range(4000):
+        began = time.perf_counter_ns()
+        clock.enter(Section.HOOK)
+        clock.step_begun()
+        clock.body_entered()
+        clock.enter(Section.DATA)
+        clock.back(Section.COMPUTE)
+        for _ in range(3):
+            clock.busy(True)
+            clock.busy(False)
+        clock.in_body()
+        clock.enter(Section.HOOK)
+        clock.enter(Section.UPDATE)
+        clock.enter(Section.COMPUTE)
+        clock.enter(Section.HOOK)
+        clock.enter(Section.COMPUTE)
+        clock.enter(Section.HOOK)
+        clock.step_ended(step, 1, 3 * step)
+        spans.append((time.perf_counter_ns() - began) / 1e3)
+    page.close()
+    times.close()
+    shutil.rmtree(home)
+    return {"median_us": statistics.median(spans), "p99_us": sorted(spans)[-40]}
+
+
+def cost_worker(rank: int, home: str, rounds: int, ms: float) -> None:
+    """Steps with the clock and without, in turn, in one job."""
+    import torch
+    from demo_steps import SlowRanksSwitch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    import keepstep
+    from keepstep.testing.uneven_job import SIDE, multiply, pinned, products_a_ms
+
+    places = {"KEEPSTEP_JOB": "cost", "KEEPSTEP_ARENA_DIR": home, "KEEPSTEP_STATE_DIR": home}
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    meets = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29571", "KEEPSTEP_GRACE_S": "0"}
+    os.environ.update(**places, **ranks, **meets, KEEPSTEP_LOG="quiet")
+    torch.set_num_threads(1)
+    pinned(rank)
+    keepstep.init_process_group()
+    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))))
+    weight = torch.randn(SIDE, SIDE) * 1.5 / SIDE**0.5
+    times = round(ms * products_a_ms(weight))
+    optimizer = torch.optim.AdamW(model.parameters())
+    job = keepstep.protect(model=model, optimizer=optimizer)
+    order = [name for row in harness.turns(["with", "without"], rounds) for name in row]
+    block, warm = 40, 10
+    steps = iter(job.steps(len(order) * block))
+    first = next(steps)  # here the clock is made
+    clock = SlowRanksSwitch(job)
+    medians: dict[str, float] = {}
+    ratios, plain = [], []
+    for turn, name in enumerate(order):
+        is_on = name == "with"
+        clock.set(is_on)
+        spans = []
+        for number in range(block):
+            began = time.perf_counter()
+            step = first if turn == number == 0 else next(steps)
+            with step:
+                multiply(times, weight)
+                optimizer.zero_grad()
+                model(torch.randn(32, 64)).square().mean().backward()
+                optimizer.step()
+            if number >= warm:
+                spans.append(time.perf_counter() - began)
+        medians[name] = statistics.median(spans)
+        plain += [] if is_on else spans
+        if turn % 2:
+            ratios.append(medians["with"] / medians["without"])
+    job.close(ok=False)
+    torch.distributed.destroy_process_group()
+    if rank == 0:
+        found = {"ratio": statistics.median(ratios), "rounds": len(ratios)}
+        found["step_ms"] = 1e3 * statistics.median(plain)
+        Path(home, "cost.json").write_text(json.dumps(found))
+
+
+def cost(rounds: int, ms: float) -> dict[str, Any]:
+    import torch.multiprocessing as mp
+
+    home = tempfile.mkdtemp(prefix="keepstep-slow-", dir="/dev/shm")
+    try:
+        mp.spawn(cost_worker, (home, rounds, ms), nprocs=2)
+        found: dict[str, Any] = json.loads(Path(home, "cost.json").read_text())
+        return found
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def agent_cost(ranks: int) -> dict[str, float]:
+    """What the judge takes for one block of that many ranks, in microseconds of processor time."""
+    from keepstep.core.detection.stragglers import Stragglers
+    from keepstep.model.step_work import WorkBlock
+
+    draw = random.Random(1)
+    judge = Stragglers()
+    blocks = []
+    for _ in range(1000):
+        blocks.append(
+            {
+                rank: WorkBlock(
+                    5,
+                    tuple(int(draw.gauss(5e7, 1e6)) for _ in range(5)),
+                    tuple(int(draw.gauss(5e7, 1e6)) for _ in range(5)),
+                    *(0, (0,) * 5, 15, 4096),
+                )
+                for rank in range(ranks)
+            }
+        )
+    began = time.thread_time_ns()
+    for number, block in enumerate(blocks):
+        judge.add(block, 5 * number + 4)
+    return {"block_us": (time.thread_time_ns() - began) / 1e3 / len(blocks), "ranks": ranks}
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    report: dict[str, Any] = {"machine": harness.machine(), "load_before": os.getloadavg()[0]}
+    report["marks"] = marks_cost()
+    report["judge"] = [agent_cost(ranks) for ranks in (2, 8)]
+    if args.rounds:
+        report["cost"] = cost(args.rounds, args.cost_ms)
+    report["named"], report["clean"] = [], []
+    for nproc in args.ranks:
+        for name, (factor, within) in CASES.items():
+            if name in args.cases:
+                trials = []
+                for seed in range(args.seed, args.seed + args.trials):
+                    trials.append(trial(nproc, factor, within, seed, args.compute_ms))
+                    if not args.json:
+                        print(f"  {nproc} ranks, {name}: {trials[-1]}", flush=True)
+                report["named"].append({"ranks": nproc, "case": name, "trials": trials})
+        for tells in (True, False):
+            if args.clean_steps:
+                found = clean(nproc, args.clean_steps, args.seed, args.compute_ms, tells)
+                report["clean"].append({"ranks": nproc, **found})
+    report["load_after"] = os.getloadavg()[0]
+    return report
+
+
+def show(report: dict[str, Any]) -> None:
+    print(f"{report['machine']}; load {report['load_before']:.1f} before, ", end="")
+    print(f"{report['load_after']:.1f} after, its own jobs among it")
+    for row in report["named"]:
+        trials = row["trials"]
+        right = sum(trial["right"] for trial in trials)
+        low, high = share_interval(right, len(trials))
+        late = [t["after_steps"] for t in trials if t["right"]]
+        median = f"median {statistics.median(late):.0f}, at most {max(late)}" if late else "never"
+        wrong = sum(t["wrong_words"] for t in trials)
+        print(
+            f"{row['ranks']} ranks, {row['case']}: {right} of {len(trials)} named right in time "
+            f"({100 * low:.0f} to {100 * high:.0f} %), after {median} steps; {wrong} wrong words"
+        )
+    for row in report["clean"]:
+        how = "tokens told" if row["tells"] else "tokens not told"
+        unknown = ", and it said that nothing can be told" if row["unknown"] else ""
+        print(
+            f"{row['ranks']} ranks, {row['steps']} clean steps of varied lengths, {how}: "
+            f"{row['alarms']} alarms{unknown}"
+        )
+    if price := report.get("cost"):
+        print(
+            f"cost: {100 * (price['ratio'] - 1):+.2f} % of a step of {price['step_ms']:.1f} ms "
+            f"({price['rounds']} rounds)"
+        )
+    marks = report["marks"]
+    print(f"marks of a step: {marks['median_us']:.0f} us (p99 {marks['p99_us']:.0f}), ", end="")
+    print(f"{100 * marks['median_us'] / 20_000:.2f} % of a step of 20 ms")
+    for row in report["judge"]:
+        print(f"the agent, {row['ranks']} ranks: {row['block_us']:.0f} us for a block of 5 steps")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--clean-steps", type=int, default=3000)
+    parser.add_argument("--compute-ms", type=float, default=30.0, help="of the longest batch")
+    parser.add_argument("--rounds", type=int, default=20, help="of cost; 0: none")
+    parser.add_argument("--cost-ms", type=float, default=18.0, help="of a step whose cost is taken")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options(parser)
+    args = parser.parse_args(argv)
+    report = run(args)
+    harness.tell(report, args.json, show)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Slow doubts: why nobody can tell of some rank whether it is slow.
+
+Comes in: what is judged of a node's ranks, and how much their steps vary. Goes out: one sentence
+for each reason. That nobody is called slow says something only where none of these holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Literal
+
+from keepstep.core.detection.drift import MOST_NOISE
+from keepstep.model.units import S_NS, first_names
+
+# DEVICE: what ranks compute there takes no time of theirs. ALONE: a rank has no peers on its node.
+# NOISE: steps vary too much. RECORDS: a rank that trains shows nothing of its steps.
+Doubt = Literal["device", "alone", "noise", "records"]
+
+# A rank that trains has shown a step by then, unless its page cannot be read or is not there.
+UNRECORDED_NS = 30 * S_NS
+
+
+def standing_doubts(
+    ranks: Collection[int], computes_here: bool, has_peers: bool
+) -> dict[Doubt, str]:
+    """What holds as long as these ranks train. computes_here: their threads' time is the time that
+    they compute; on a device it is not. has_peers: the job has more than one rank, else whom one
+    holds up is no question."""
+    found: dict[Doubt, str] = {}
+    alone = f"rank {min(ranks)} is alone on its node" if len(ranks) == 1 else ""
+    if not computes_here:
+        found["device"] = (
+            "whether a rank computes slowly cannot be told: on a device only data loading is "
+            "judged" + (f", and {alone}, so that neither is" if alone else "")
+        )
+    elif alone and has_peers:
+        found["alone"] = (
+            f"whether the rank computes or loads slowly cannot be told: {alone}, with no peer to "
+            "compare it with; only what the kernel counts (quota, memory, neighbours) is judged"
+        )
+    return found
+
+
+def of_noise(noises: Mapping[int, float]) -> str:
+    """noises: of the ranks of which nothing can be concluded, how much their steps vary against
+    their peers'."""
+    rank = min(noises)
+    return (
+        f"whether rank {rank} is slow cannot be told: against its peers its steps vary by "
+        f"{100 * noises[rank]:.0f} %, and nothing is concluded from more than "
+        f"{100 * MOST_NOISE:.0f} %; job.report(tokens=...) takes out what varies with the batch"
+    )
+
+
+def of_records(missing: Collection[int], silent_ns: int) -> str:
+    """missing: ranks that train, and whose steps nobody has seen for so long."""
+    ranks = first_names([str(rank) for rank in sorted(missing)])
+    return (
+        f"whether a rank of this node is slow cannot be told: steps are completed, and for "
+        f"{silent_ns // S_NS} s nothing was seen of what rank{'s' * (len(missing) > 1)} {ranks} "
+        "did in them; a `caveat` in the journal says why a rank measures nothing"
+    )

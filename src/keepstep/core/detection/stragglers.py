@@ -1,0 +1,572 @@
+"""Stragglers: which rank is slow, since when, in which section of its steps, and what for.
+
+Comes in: blocks of a few steps, of all ranks that are looked at, each with what the rank did itself
+(`model/step_work.py`). Goes out: who has become slow and who is no longer, each with a sentence.
+Accuses nobody of what it waits for its peers, and changes nothing.
+
+What is watched is a ratio in log space: how much longer a step would take if this rank's section
+took its own time, and all else what the median of the *other* ranks takes (leave-one-out). Hardware
+differs and roles do, so the ratio is compared with the rank's own history (`drift.py`). What has
+risen is verified: the median since the onset lies above the least excess, and the rank needs more
+than it did itself, for of two ranks one may have become faster. Ratios to peers and verification
+follow FALCON's (ATC 2025) and NVRx's practice; that work is divided by what there was to do is
+ResiHP's.
+
+A section's time is watched without what the rank was ready to run and did not, because others had
+the processor: on a busy machine that is most of it, and noise. What it is with that, all sections
+together, is told only of a rank that is hindered. Processor time alone is watched, too. Where a
+program tells its tokens, all of these are watched by the token as well, and of the two the quieter
+one counts.
+Where ranks share a step's micro-batches, who is slow has fewer: what its passes take is multiplied
+to be that of equally many.
+
+Where ranks have no peers here, a rank is measured against its own past alone. That is told only
+where the kernel counts what hinders it: else a program that has more to do looks the same.
+
+Invariant: while the reference is not learnt, or is too noisy, nobody is called slow by it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from typing import Literal
+
+from keepstep.core.detection.drift import (
+    KEPT_BLOCKS,
+    LEARNT_BLOCKS,
+    VERIFIED_BLOCKS,
+    Drift,
+    DriftPoint,
+    median,
+)
+from keepstep.core.detection.slow_doubts import Doubt, of_noise, standing_doubts
+from keepstep.model.step_work import JUDGED, Section, WorkBlock
+from keepstep.model.units import human_ns
+
+BLOCK_STEPS = 5
+# channels, besides the judged sections by their names: processor time, all time, all time against
+# the rank's own past; and what is taken by the token
+COMPUTE, PROCESSOR, ALL, PAST, BY_TOKEN = "compute", "processor", "all", "past", "/token"
+WITH_DELAY = (ALL, PAST)
+LEAST_EXCESS = log(1.06)  # of a step
+LEAST_OWN_EXCESS = log(1.15)  # against its past alone
+STANDING_EXCESS = log(1.25)  # against its peers alone, from the beginning on
+LEAST_EXCESS_NS = 200_000  # a step
+OWN_SHARE = 0.3  # of the excess over its peers, that it needs more than it did itself
+OVER_BLOCKS = 8
+
+Cause = Literal["compute", "data", "quota", "memory", "neighbour", "blocked"]
+ACTIONS: dict[Cause, str] = {
+    "compute": "compare its clocks and temperature with its peers', or leave its node for a spare",
+    "data": "more loader workers, or a look at the storage it reads from",
+    "quota": "raise the processor quota of its cgroup",
+    "memory": "give its node memory, or start less there",
+    "neighbour": "move what else runs on its processors, or pin the rank to others",
+    "blocked": "look at its stacks (py-spy): it waits for a disk, a lock or a process of its own",
+}
+MEANINGS: dict[Cause, str] = {
+    "compute": "it uses the processor for all of it: more work than its peers, or a slower one",
+    "data": "its batches come late",
+    "quota": "its cgroup's quota of processor time is used up",
+    "memory": "processes there wait for memory",
+    "neighbour": "it is ready to run while others have the processor",
+    "blocked": "it neither computes nor waits for a processor or its peers",
+}
+HINDERED: tuple[Cause, ...] = ("quota", "memory", "neighbour")
+SECTION_WORDS = {
+    Section.DATA: "data",
+    Section.COMPUTE: "forward and backward pass",
+    Section.UPDATE: "update",
+    Section.HOOK: "time in keepstep",
+}
+CUTS: dict[Cause, float] = {"quota": 0.3, "memory": 0.3, "neighbour": 0.5, "compute": 0.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A rank has become slow. own_ns, peers_ns: of that section, a step; peers_ns is what it took
+    itself before, where there are none. excess_ns: a step, of all sections."""
+
+    rank: int
+    section: Section
+    cause: Cause
+    since_step: int
+    own_ns: int
+    peers_ns: int
+    excess_ns: int
+    excess_ratio: float
+    has_peers: bool
+    is_standing: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlowOver:
+    """It is as fast as before."""
+
+    rank: int
+    since_step: int
+    until_step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Spell:
+    """A rank that is slow: which channel says so, and from where on it does not any more."""
+
+    slow: Slow
+    channel: str
+    over_ratio: float
+
+
+class Stragglers:
+    """Of the ranks that one agent sees. `judged`: the sections whose time says something of the
+    rank; with `counts_processor` its processor time does."""
+
+    def __init__(self, judged: Sequence[Section] = JUDGED, counts_processor: bool = True) -> None:
+        self._judged = tuple(judged)
+        self._counts_processor = counts_processor
+        self._channels: dict[tuple[int, str], Drift] = {}
+        self._facts: dict[int, deque[WorkBlock]] = {}
+        self._spells: dict[int, _Spell] = {}
+        self._over: dict[int, deque[float]] = {}
+        self._tokens: float = 0.0  # of a step, in the first block that told them
+        self._micro_batches: float = 0.0  # likewise
+        self._blocks = 0
+        self._comparable = 0  # blocks in which all ranks entered equally many collectives
+        self._first_step = 0
+
+    @property
+    def slow(self) -> dict[int, Slow]:
+        """Who is, now."""
+        return {rank: spell.slow for rank, spell in self._spells.items()}
+
+    def forget(self, rank: int) -> None:
+        """It is not looked at any more."""
+        self._spells.pop(rank, None)
+        self._facts.pop(rank, None)
+        for key in [key for key in self._channels if key[0] == rank]:
+            del self._channels[key]
+
+    def doubts(self, has_peers: bool = True) -> dict[Doubt, str]:
+        """Why it cannot be told of some rank whether it is slow. has_peers: the job has more than
+        one rank, here or on other nodes."""
+        computes_here = Section.COMPUTE in self._judged
+        found = standing_doubts(self._facts, computes_here, has_peers) if self._facts else {}
+        watched = (COMPUTE, PROCESSOR) if computes_here else tuple(s.name.lower() for s in JUDGED)
+        noises: dict[int, float] = {}
+        known: set[int] = set()
+        for (rank, name), channel in self._channels.items():
+            if not name.startswith(watched) or channel.reference is None:
+                continue
+            if channel.is_noisy:
+                noises[rank] = min(noises.get(rank, 9.0), channel.reference.noise)
+            else:
+                known.add(rank)
+        unknown = {rank: noise for rank, noise in noises.items() if rank not in known}
+        if unknown:
+            found["noise"] = of_noise(unknown)
+        return found
+
+    def add(self, blocks: Mapping[int, WorkBlock], end_step: int) -> list[Slow | SlowOver]:
+        """One block of each rank, all of the same steps, the last of them `end_step`. Who has
+        become slow, and who is no more."""
+        blocks = self._evened(blocks)
+        steps = next(iter(blocks.values())).steps
+        before_step = end_step - steps
+        if self._blocks == 0:
+            self._first_step = before_step + 1
+        self._blocks += 1
+        counts = {block.collectives for block in blocks.values()}
+        self._comparable += len(counts) == 1 and counts != {0}
+        for rank, block in blocks.items():
+            self._facts.setdefault(rank, deque(maxlen=2 * KEPT_BLOCKS)).append(block)
+        totals = {rank: _total(block) for rank, block in blocks.items()}
+        free = {rank: _all_free(block) for rank, block in blocks.items()}
+        needs = self._needs(blocks)
+        found: list[Slow | SlowOver] = []
+        for rank in blocks:
+            points = self._points(rank, totals, free, needs)
+            told: Slow | SlowOver | None = None
+            if rank in self._spells:
+                told = self._look_for_end(rank, points, before_step, end_step)
+            if told is None and not self._is_slow_itself(rank):
+                told = self._look_for_onset(rank, points, before_step)
+            if told is not None:
+                found.append(told)
+        return found
+
+    def _is_slow_itself(self, rank: int) -> bool:
+        """Not only for others that have the processor: that may hide another slowness, and does not
+        make it a worse measure for its peers."""
+        spell = self._spells.get(rank)
+        return spell is not None and _is_of_section(spell.channel)
+
+    # -- what is watched
+
+    def _evened(self, blocks: Mapping[int, WorkBlock]) -> Mapping[int, WorkBlock]:
+        """As if each had equally many micro-batches, where they share them."""
+        counts = {rank: block.micro_batches / block.steps for rank, block in blocks.items()}
+        if min(counts.values()) <= 0:
+            return blocks
+        self._micro_batches = self._micro_batches or sum(counts.values()) / len(counts)
+        return {
+            rank: _with_share(block, self._micro_batches / counts[rank])
+            for rank, block in blocks.items()
+        }
+
+    def _scales(self, blocks: Mapping[int, WorkBlock]) -> dict[int, float]:
+        """By which each rank's work is multiplied to be that of equally many tokens; empty where
+        not all tell."""
+        tokens = {rank: block.tokens / block.steps for rank, block in blocks.items()}
+        if min(tokens.values()) <= 0:
+            return {}
+        self._tokens = self._tokens or sum(tokens.values()) / len(tokens)
+        return {rank: self._tokens / count for rank, count in tokens.items()}
+
+    def _needs(self, blocks: Mapping[int, WorkBlock]) -> dict[str, dict[int, float]]:
+        """By channel, what each rank needs, nanoseconds a step."""
+        found = {
+            section.name.lower(): {r: _free(b, section) for r, b in blocks.items()}
+            for section in self._judged
+        }
+        if self._counts_processor:
+            found[PROCESSOR] = {r: _processor(b) for r, b in blocks.items()}
+            found[ALL] = {r: _total(b) for r, b in blocks.items()}
+        scales = self._scales(blocks)
+        for name in (COMPUTE, PROCESSOR, ALL) if scales else ():
+            if name in found:
+                found[name + BY_TOKEN] = {r: ns * scales[r] for r, ns in found[name].items()}
+        return found
+
+    def _points(
+        self,
+        rank: int,
+        totals: Mapping[int, float],
+        free: Mapping[int, float],
+        needs: Mapping[str, Mapping[int, float]],
+    ) -> dict[str, DriftPoint]:
+        """By channel. Who is slow is nobody's measure, while there are others."""
+        others = [r for r in totals if r != rank]
+        fast = [r for r in others if not self._is_slow_itself(r)]
+        peers = fast or (others if self._is_slow_itself(rank) else [])
+        total_ns = totals[rank]
+        found: dict[str, DriftPoint] = {}
+        if self._counts_processor:
+            found[PAST] = DriftPoint(log(max(1.0, total_ns)), total_ns)
+        of_step = median([free[r] for r in peers]) if peers else 0.0
+        if of_step <= 0:
+            return found
+        for name, by_rank in needs.items():
+            usual = median([by_rank[r] for r in peers])
+            whole = usual if name.startswith((PROCESSOR, ALL)) else of_step
+            if whole > 0:
+                found[name] = DriftPoint(_beyond(by_rank[rank], usual, whole), by_rank[rank])
+        return found
+
+    # -- who becomes slow
+
+    def _look_for_onset(
+        self, rank: int, points: Mapping[str, DriftPoint], before_step: int
+    ) -> Slow | None:
+        alarms = []
+        for name, point in points.items():
+            if rank in self._spells and not _is_of_section(name):
+                continue  # that is told
+            if self._channel(rank, name).add(point, before_step):
+                alarms.append(name)
+        for name in alarms:
+            if name == PAST and not self._is_everybodys(rank):
+                continue
+            if self._counts(rank, name) and (slow := self._verified(rank, name)) is not None:
+                return self._begin(rank, name, slow)
+        if self._blocks == 2 * LEARNT_BLOCKS and self._comparable == self._blocks:
+            return self._standing(rank, points)
+        return None
+
+    def _is_everybodys(self, rank: int) -> bool:
+        """Whether all others need more than they did as well, or there are none: else peers tell
+        better who is slow."""
+        return all(
+            self._channels[r, PAST].is_beyond
+            if r not in self._spells
+            else self._spells[r].channel == PAST
+            for r in self._facts
+            if r != rank and (r, PAST) in self._channels
+        )
+
+    def _channel(self, rank: int, name: str) -> Drift:
+        key = rank, name
+        if key not in self._channels:
+            self._channels[key] = Drift(LEAST_OWN_EXCESS if name == PAST else LEAST_EXCESS)
+        return self._channels[key]
+
+    def _counts(self, rank: int, name: str) -> bool:
+        """Of a measure by the step and the same by the token the quieter one."""
+        plain = name.removesuffix(BY_TOKEN)
+        twin = self._channels.get((rank, plain if plain != name else name + BY_TOKEN))
+        mine = self._channels[rank, name].reference
+        if twin is None or twin.reference is None or mine is None:
+            return True
+        return mine.noise <= twin.reference.noise
+
+    def _verified(self, rank: int, name: str) -> Slow | None:
+        rise = self._channels[rank, name].rise()
+        if rise is None or rise.own_excess_ns < LEAST_EXCESS_NS:
+            return None
+        if rise.excess < (LEAST_OWN_EXCESS if name == PAST else LEAST_EXCESS):
+            return None
+        facts = self._comparable_facts(rank, name)
+        now, before = facts[-rise.blocks :], facts[: -rise.blocks]
+        if not before:
+            return None
+        expected_ns = (exp(rise.excess) - 1) * median(self._basis(b, name) for b in before)
+        if rise.own_excess_ns < OWN_SHARE * expected_ns:
+            return None  # its peers have become faster
+        slow = self._described(rank, name, now, before, rise.onset_step, rise.excess)
+        is_told = _is_of_section(name) or slow.cause in HINDERED
+        return slow if is_told else None
+
+    def _comparable_facts(self, rank: int, name: str) -> list[WorkBlock]:
+        """A rank's last blocks, as if of equally many tokens where the channel takes them so."""
+        facts = self._facts[rank]
+        if not name.endswith(BY_TOKEN):
+            return list(facts)
+        return [_scaled(b, self._tokens * b.steps / b.tokens) for b in facts if b.tokens]
+
+    def _basis(self, block: WorkBlock, name: str) -> float:
+        """What the channel's ratio is a ratio of, nanoseconds a step."""
+        if name.startswith(PROCESSOR):
+            return _processor(block)
+        return _all_free(block) if _is_of_section(name) else _total(block)
+
+    def _standing(self, rank: int, points: Mapping[str, DriftPoint]) -> Slow | None:
+        """Slow from the beginning, where all do the same: there is no better past to compare
+        with."""
+        for name in points:
+            channel = self._channels[rank, name]
+            reference = channel.reference
+            if name == PAST or reference is None or channel.is_noisy:
+                continue
+            if reference.centre < STANDING_EXCESS or not self._counts(rank, name):
+                continue
+            now = self._comparable_facts(rank, name)
+            others = [r for r in self._facts if r != rank]
+            before = [block for r in others for block in self._comparable_facts(r, name)]
+            slow = self._described(
+                rank, name, now, before, self._first_step, reference.centre, is_standing=True
+            )
+            if slow.excess_ns >= LEAST_EXCESS_NS:
+                return self._begin(rank, name, slow)
+        return None
+
+    def _begin(self, rank: int, name: str, slow: Slow) -> Slow:
+        channel = self._channels[rank, name]
+        assert channel.reference is not None
+        centre = 0.0 if slow.is_standing else channel.reference.centre
+        excess = log(1 + slow.excess_ratio)
+        self._spells[rank] = _Spell(slow, name, centre + max(LEAST_EXCESS, excess) / 2)
+        self._over[rank] = deque(maxlen=OVER_BLOCKS)
+        for (r, _), other in self._channels.items():
+            if r == rank:
+                other.drop_rise()
+        return slow
+
+    def _described(
+        self,
+        rank: int,
+        name: str,
+        now: Sequence[WorkBlock],
+        before: Sequence[WorkBlock],
+        onset_step: int,
+        excess: float,
+        is_standing: bool = False,
+    ) -> Slow:
+        """before: its own blocks, or its peers' where it has been slow from the beginning."""
+        needs = _free if _is_of_section(name) else _own
+        now = now[-max(VERIFIED_BLOCKS, len(now) // 2) :]  # noise lets onsets seem too early
+        more = {
+            section: median([needs(b, section) for b in now])
+            - median([needs(b, section) for b in before])
+            for section in self._judged
+        }
+        section = max(more, key=lambda s: more[s])
+        plain = name.removesuffix(BY_TOKEN)
+        if plain not in (PROCESSOR, *WITH_DELAY):
+            section = Section[plain.upper()]
+        elif plain == PROCESSOR and more[section] < LEAST_EXCESS_NS:
+            section = Section.COMPUTE
+        excess_ns = max(0.0, sum(more.values()))
+        cause = _cause(section, excess_ns, now, before, needs)
+        others = [r for r in self._facts if r != rank and not self._is_slow_itself(r)]
+        peers = [b for r in others for b in self._comparable_facts(r, name)[-len(now) :]]
+        has_peers = bool(peers) and name != PAST
+        own_ns = median([needs(b, section) for b in now])
+        peers_ns = median([needs(b, section) for b in (peers if has_peers else before)])
+        slow = Slow(
+            rank=rank,
+            section=section,
+            cause=cause,
+            since_step=onset_step,
+            own_ns=int(own_ns),
+            peers_ns=int(peers_ns),
+            excess_ns=int(excess_ns),
+            excess_ratio=exp(excess) - 1,
+            has_peers=has_peers,
+            is_standing=is_standing,
+            why="",
+        )
+        return _with_words(slow)
+
+    # -- who is no longer
+
+    def _look_for_end(
+        self, rank: int, points: Mapping[str, DriftPoint], before_step: int, end_step: int
+    ) -> SlowOver | None:
+        spell = self._spells[rank]
+        point = points.get(spell.channel)
+        if point is None:
+            return None
+        recent = self._over[rank]
+        recent.append(point.ratio)
+        if len(recent) < OVER_BLOCKS or median(recent) >= spell.over_ratio:
+            return None
+        del self._spells[rank], self._over[rank]
+        slow = spell.slow
+        until_step = end_step - OVER_BLOCKS // 2 * (end_step - before_step)
+        why = (
+            f"rank {rank} is no longer slow: since step {until_step + 1} its "
+            f"{SECTION_WORDS[slow.section]} takes what it took before; it was slow for "
+            f"{until_step + 1 - slow.since_step} steps"
+        )
+        return SlowOver(rank, slow.since_step, until_step, why)
+
+
+def _with_words(slow: Slow) -> Slow:
+    share = f"{100 * slow.excess_ratio:.0f} % of a step"
+    against = "its peers" if slow.has_peers else "before"
+    since = "from the beginning" if slow.is_standing else f"since step {slow.since_step}"
+    waits = ", for which all others wait" if slow.has_peers else ""
+    why = (
+        f"rank {slow.rank} is slow {since}: its {SECTION_WORDS[slow.section]} takes "
+        f"{human_ns(slow.own_ns)} a step, {against} {human_ns(slow.peers_ns)} ({share} more"
+        f"{waits}): {MEANINGS[slow.cause]}"
+    )
+    return replace(slow, why=why)
+
+
+def _cause(
+    section: Section,
+    excess_ns: float,
+    now: Sequence[WorkBlock],
+    before: Sequence[WorkBlock],
+    needs: Callable[[WorkBlock, Section], float],
+) -> Cause:
+    """By what has grown with it, measured as `needs` does. Whoever computes more is kept from the
+    processor for longer, too, where others want it: so processor time is asked first, by its share
+    of the growth. A throttled thread is ready to run: what the kernel counts for the fewer reasons
+    is asked before."""
+
+    def grown(of: str) -> float:
+        return _mean_of(now, of) - _mean_of(before, of)
+
+    if section is not Section.DATA:
+        computed = log(_usual(now, _computed, section) / _usual(before, _computed, section))
+        took = log(_usual(now, needs, section) / _usual(before, needs, section))
+        if computed >= CUTS["compute"] * took:
+            return "compute"
+    if grown("throttled_ns") >= CUTS["quota"] * excess_ns > 0:
+        return "quota"
+    if grown("memory_stall_ns") >= CUTS["memory"] * excess_ns > 0:
+        return "memory"
+    delayed_ns = _mean_delay_ns(now) - _mean_delay_ns(before)
+    if needs is _own and delayed_ns >= CUTS["neighbour"] * excess_ns > 0:
+        return "neighbour"
+    return "data" if section is Section.DATA else "blocked"
+
+
+def _usual(
+    blocks: Sequence[WorkBlock], of: Callable[[WorkBlock, Section], float], section: Section
+) -> float:
+    """Of a step, never 0."""
+    return 1.0 + median(of(block, section) for block in blocks)
+
+
+def _mean_of(blocks: Sequence[WorkBlock], of: str) -> float:
+    """A step."""
+    total: int = sum(getattr(b, of) for b in blocks)
+    return total / max(1, sum(b.steps for b in blocks))
+
+
+def _mean_delay_ns(blocks: Sequence[WorkBlock]) -> float:
+    """A step."""
+    total = sum(block.delay_ns[section] for block in blocks for section in JUDGED)
+    return total / max(1, sum(block.steps for block in blocks))
+
+
+def _is_of_section(name: str) -> bool:
+    """Or of the processor time in all of them; not of a time with its delays."""
+    return not name.startswith(WITH_DELAY)
+
+
+def _own(block: WorkBlock, section: Section) -> float:
+    """Nanoseconds a step."""
+    return block.own_ns[section] / block.steps
+
+
+def _free(block: WorkBlock, section: Section) -> float:
+    """Without what it was ready to run and did not, nanoseconds a step."""
+    own = max(block.cpu_ns[section], block.own_ns[section] - block.delay_ns[section])
+    return own / block.steps
+
+
+def _computed(block: WorkBlock, section: Section) -> float:
+    """Processor time, nanoseconds a step."""
+    return block.cpu_ns[section] / block.steps
+
+
+def _all_free(block: WorkBlock) -> float:
+    return sum(_free(block, section) for section in JUDGED)
+
+
+def _total(block: WorkBlock) -> float:
+    """All that the rank did itself, nanoseconds a step."""
+    return sum(block.own_ns[section] for section in JUDGED) / block.steps
+
+
+def _with_share(block: WorkBlock, scale: float) -> WorkBlock:
+    """Its passes as if it had so many times as many micro-batches."""
+
+    def passes(times_ns: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(
+            int(ns * scale) if section == Section.COMPUTE else ns
+            for section, ns in enumerate(times_ns)
+        )
+
+    return block._replace(
+        own_ns=passes(block.own_ns),
+        cpu_ns=passes(block.cpu_ns),
+        delay_ns=passes(block.delay_ns),
+        tokens=int(block.tokens * scale),
+    )
+
+
+def _scaled(block: WorkBlock, scale: float) -> WorkBlock:
+    return block._replace(
+        own_ns=tuple(int(ns * scale) for ns in block.own_ns),
+        cpu_ns=tuple(int(ns * scale) for ns in block.cpu_ns),
+        delay_ns=tuple(int(ns * scale) for ns in block.delay_ns),
+    )
+
+
+def _processor(block: WorkBlock) -> float:
+    """Processor time of what is judged, nanoseconds a step."""
+    return sum(block.cpu_ns[section] for section in JUDGED) / block.steps
+
+
+def _beyond(own: float, others: float, of_step: float) -> float:
+    """How much longer the whole takes if this part takes its own time, as a logarithm."""
+    return log(max(0.05, 1 + (own - others) / of_step))

@@ -1,0 +1,1 @@
+"""Numbers: is a step's number wrong, what is at fault, and what is done about it?"""

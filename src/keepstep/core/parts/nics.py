@@ -1,0 +1,87 @@
+"""NICs: which network interface is down, flaps, or damages packets.
+
+Comes in: looks at all interfaces that are up at first. Goes out: the health of each. A flap, the
+carrier going and coming, takes seconds and is survived; two within five minutes, or more than five
+a day, are a cable or an optic that is about to go (ByteRobust, SOSP 2025; Azure's NHC).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from keepstep.core.parts.judge import Spell, sick, well
+from keepstep.model.parts import NicReading, PartHealth, PartReading
+from keepstep.model.units import S_NS, counted
+
+SOON_NS = 300 * S_NS
+SOON_FLAPS = 2
+DAY_NS = 24 * 3600 * S_NS
+DAY_FLAPS = 5
+ERROR_RATIO = 1e-4
+LEAST_ERRORS = 10
+DOWN_LOOKS = 2
+FIX = "look at cable, optic and switch port (ethtool, dmesg)"
+
+
+class _Nic:
+    """What is known of one."""
+
+    def __init__(self, first: NicReading) -> None:
+        self.last = first
+        self.is_down = Spell(DOWN_LOOKS)
+        self.flaps: deque[int] = deque(maxlen=4 * DAY_FLAPS)  # when each was seen
+        # when, packets and errors by then, for the last five minutes
+        self.counts: deque[tuple[int, int, int]] = deque()
+
+
+class Nics:
+    """See `Judge`."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Nic] = {}
+
+    def add(self, readings: Sequence[PartReading], at_ns: int) -> list[PartHealth]:
+        """See `Judge`. One that is gone is down."""
+        found = {each.name: each for each in readings if isinstance(each, NicReading)}
+        for name, reading in found.items():
+            if name not in self._known and reading.is_up:
+                self._known[name] = _Nic(reading)
+        for name, nic in self._known.items():
+            _note(nic, found.get(name), at_ns)
+        return [_health(name, nic, at_ns) for name, nic in self._known.items()]
+
+
+def _note(nic: _Nic, reading: NicReading | None, at_ns: int) -> None:
+    nic.is_down.look(reading is None or not reading.is_up)
+    if reading is None:
+        return
+    last = nic.last
+    if reading.changes is not None and last.changes is not None:
+        # down and up again are two
+        nic.flaps.extend([at_ns] * ((reading.changes - last.changes + 1) // 2))
+    if reading.packets < last.packets or reading.errors < last.errors:
+        nic.counts.clear()  # it was made anew
+    nic.counts.append((at_ns, reading.packets, reading.errors))
+    while at_ns - nic.counts[0][0] > SOON_NS:
+        nic.counts.popleft()
+    nic.last = reading
+
+
+def _health(name: str, nic: _Nic, at_ns: int) -> PartHealth:
+    part = f"nic {name}"
+    if nic.is_down.holds:
+        return sick(part, at_ns, "its link is down", FIX)
+    soon = sum(at_ns - flap <= SOON_NS for flap in nic.flaps)
+    if soon >= SOON_FLAPS:
+        return sick(part, at_ns, f"its link went down {soon} times within five minutes", FIX)
+    today = sum(at_ns - flap <= DAY_NS for flap in nic.flaps)
+    if today > DAY_FLAPS:
+        return sick(part, at_ns, f"its link went down {today} times within a day", FIX)
+    if nic.counts:
+        packets = nic.counts[-1][1] - nic.counts[0][1]
+        errors = nic.counts[-1][2] - nic.counts[0][2]
+        if errors >= LEAST_ERRORS and errors >= ERROR_RATIO * packets:
+            why = f"{counted(errors, 'damaged packet')} among {packets} in five minutes"
+            return sick(part, at_ns, why, FIX)
+    return well(part, at_ns)

@@ -1,0 +1,1 @@
+"""Preflight: measured checks of one machine and of the links between two."""

@@ -1,0 +1,134 @@
+"""Step work page: what a rank has done in its steps, in shared memory, so that its agent knows it
+without a message.
+
+`rank-00000/work` of the job directory: a ring of sums, one record a step. Who reads takes the
+difference of two records, as far apart as it likes. The rank writes, some microseconds a step;
+anybody reads.
+
+    0     8 bytes `KEEPWORK`, u32 format, u32 records in the ring, u32 flags
+    64    u64 records ever written
+    128   records: i64 step, i64 epoch, i64 ended; by section 5 i64 own time, 5 i64 processor time
+          and 5 i64 delay; i64 wait, i64 collectives, i64 tokens, i64 micro-batches
+
+Invariant: a record that is found has the step it was asked for; one that was overwritten meanwhile
+reads as nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from keepstep.edge.shm.slot import rank_dir
+from keepstep.model.step_work import Section, StepWork
+from keepstep.ports import Memory
+
+MAGIC, FORMAT = b"KEEPWORK", 2
+RECORDS = 1024
+SECTIONS = len(Section)
+_HEAD = struct.Struct("<8sIII")
+_WRITTEN = struct.Struct("<Q")
+_RECORD = struct.Struct(f"<{3 + 3 * SECTIONS + 4}q")
+_WRITTEN_AT, _RING_AT = 64, 128
+_SPARE = 8  # what is about to be overwritten is not worth a race
+NBYTES = _RING_AT + RECORDS * _RECORD.size
+ON_DEVICE = 1  # a flag
+
+
+def work_path(job_dir: Path, rank: int) -> Path:
+    """Where a rank's page lies."""
+    return rank_dir(job_dir, rank) / "work"
+
+
+class StepWorkWriter:
+    """The rank's own hand."""
+
+    def __init__(self, memory: Memory, path: Path) -> None:
+        """Makes the page, or begins anew on one that is there. Raises OSError,
+        MemoryBudgetError."""
+        self._region = memory.ensure(path, NBYTES)
+        self._view = self._region.view
+        self._written = 0
+        _WRITTEN.pack_into(self._view, _WRITTEN_AT, 0)
+
+    def begin(self, is_on_device: bool) -> None:
+        """is_on_device: the trainer is ahead of what is computed, and its time says nothing of
+        that."""
+        flags = ON_DEVICE * is_on_device
+        _HEAD.pack_into(self._view, 0, MAGIC, FORMAT, RECORDS, flags)
+
+    def write(self, work: StepWork) -> None:
+        at = _RING_AT + self._written % RECORDS * _RECORD.size
+        by_section = (*work.own_ns, *work.cpu_ns, *work.delay_ns)
+        counts = work.collectives, work.tokens, work.micro_batches
+        _RECORD.pack_into(self._view, at, *work[:3], *by_section, work.wait_ns, *counts)
+        self._written += 1
+        _WRITTEN.pack_into(self._view, _WRITTEN_AT, self._written)
+
+    def close(self) -> None:
+        self._view = memoryview(bytearray(NBYTES))  # what comes now nobody reads
+        self._region.close()
+
+
+class StepWorkReader:
+    """Anybody's eye."""
+
+    def __init__(self, memory: Memory, path: Path) -> None:
+        """Raises OSError or ValueError when there is no such page."""
+        self._region = memory.open(path)
+        view = self._region.view
+        magic, form, records, _ = (
+            _HEAD.unpack_from(view, 0) if len(view) >= _HEAD.size else (b"", 0, 0, 0)
+        )
+        if (magic, form, records, len(view)) != (MAGIC, FORMAT, RECORDS, NBYTES):
+            nbytes = len(view)
+            self._region.close()
+            raise ValueError(
+                f"{path}: expected a step work page of format {FORMAT} with {RECORDS} records, "
+                f"found {nbytes} bytes that begin {magic!r}"
+            )
+
+    @property
+    def is_on_device(self) -> bool:
+        """See `StepWorkWriter.begin`."""
+        return bool(_HEAD.unpack_from(self._region.view, 0)[3] & ON_DEVICE)
+
+    def is_there(self) -> bool:
+        """Whether the page still is what its name leads to."""
+        return self._region.is_there()
+
+    def newest(self) -> StepWork | None:
+        """None before the first step of this life."""
+        written = self._count()
+        return None if written == 0 else self._record(written - 1)
+
+    def at(self, step: int, newest: StepWork) -> StepWork | None:
+        """The record of an older step of the same life, whose newest record is that; None when it
+        is not there any more, or steps were done twice in between."""
+        written = self._count()
+        number = written - 1
+        last = self._record(number)
+        if last is None or last.epoch != newest.epoch or last.step < newest.step:
+            return None
+        number -= last.step - step
+        if number < max(0, written - RECORDS + _SPARE):
+            return None
+        found = self._record(number)
+        if found is None or (found.step, found.epoch) != (step, newest.epoch):
+            return None
+        return found
+
+    def _count(self) -> int:
+        count: int = _WRITTEN.unpack_from(self._region.view, _WRITTEN_AT)[0]
+        return count
+
+    def _record(self, number: int) -> StepWork | None:
+        values = _RECORD.unpack_from(self._region.view, _RING_AT + number % RECORDS * _RECORD.size)
+        if self._count() - number > RECORDS - _SPARE:
+            return None
+        own, cpu, delay, rest = (3 + count * SECTIONS for count in range(4))
+        sections = values[own:cpu], values[cpu:delay], values[rest], values[delay:rest]
+        return StepWork._make((*values[:3], *sections, *values[rest + 1 :]))
+
+    def close(self) -> None:
+        self._region.close()

@@ -1,0 +1,109 @@
+"""Whole: a snapshot of which other ranks keep blocks, put together from their slots.
+
+Comes in: a sealed slot. Goes out: the same slot with nothing lacking: a map in which the blocks
+that it has not are those of its neighbours (the slots beside it, of the same stamp), of which their
+tables say that they are equal. Copies nothing. Equal means equal XXH3-64 and length; whoever reads
+proves every block by this slot's own table, as that of any slot.
+
+Invariant: the neighbours' slots stand still, under shared locks, until the whole one is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
+from keepstep.errors import DamageError
+from keepstep.model.shares import blocks_of
+from keepstep.model.snapshot import SlotHeader, SlotState
+from keepstep.ports import Memory
+
+
+@contextmanager
+def whole(memory: Memory, slot: Slot) -> Iterator[Slot]:
+    """The slot itself where it lacks nothing; else one to read from until the end of this.
+
+    Raises DamageError when its header, or its table, does not prove; LookupError when it holds no
+    snapshot, or when what it lacks is in no neighbour's slot that stands still.
+    """
+    header = slot.header()
+    lacking = blocks_of(header.lacking)
+    if not lacking or header.state is not SlotState.SEALED:
+        yield slot
+        return
+    table = slot.table(header)
+    with ExitStack() as opened:
+        wanted = {block: table[block] for block in lacking if block < len(table)}
+        owners = dict.fromkeys(range(len(table)), slot)
+        for neighbour in _neighbours(memory, slot.path, header, opened):
+            found = [block for block, checksum in wanted.items() if neighbour.has(block, checksum)]
+            owners.update(dict.fromkeys(found, neighbour.slot))
+            for block in found:
+                del wanted[block]
+            if not wanted:
+                break
+        if wanted:
+            raise LookupError(
+                f"{slot.path}: {header.stamp} of rank {header.rank} lacks {len(lacking)} blocks, "
+                f"which other ranks keep; {len(wanted)} of them, from block {min(wanted)} on, are "
+                "with nobody"
+            )
+        joined = slot.joined([owners[block] for block in range(len(table))])
+        opened.callback(joined.close)
+        yield joined
+
+
+class _Neighbour:
+    """Another rank's slot of the same stamp, locked."""
+
+    def __init__(self, slot: Slot, header: SlotHeader) -> None:
+        self.slot = slot
+        self._table = slot.table(header)
+        self._lacking = blocks_of(header.lacking)
+        self._full = header.payload_bytes // header.block_bytes
+
+    def has(self, block: int, checksum: int) -> bool:
+        # a block that is shared is never a snapshot's last one, which may be shorter
+        is_there = block < self._full and block not in self._lacking
+        return is_there and self._table[block] == checksum
+
+
+def _neighbours(
+    memory: Memory, path: Path, header: SlotHeader, opened: ExitStack
+) -> Iterator[_Neighbour]:
+    root = path.parent.parent
+    for rank in ranks_in(memory, root):
+        if rank == header.rank:
+            continue
+        for other in slot_paths(memory, root, rank):
+            found = _open(memory, other, header, opened)
+            if found is not None:
+                yield found
+                break
+
+
+def _open(memory: Memory, path: Path, header: SlotHeader, opened: ExitStack) -> _Neighbour | None:
+    try:
+        slot = Slot(memory, path)
+    except (DamageError, OSError):
+        return None
+    try:
+        if slot.claims(header.stamp) and slot.lock(exclusive=False):
+            found = slot.header()
+            same = (header.job_hash, header.stamp, header.block_bytes)
+            is_same = (found.job_hash, found.stamp, found.block_bytes) == same
+            if found.state is SlotState.SEALED and is_same:
+                neighbour = _Neighbour(slot, found)
+                opened.callback(_let_go, slot)
+                return neighbour
+    except DamageError:
+        pass
+    _let_go(slot)
+    return None
+
+
+def _let_go(slot: Slot) -> None:
+    slot.unlock()  # closing does not, while something still looks into the map
+    slot.close()

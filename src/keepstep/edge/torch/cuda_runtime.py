@@ -1,0 +1,61 @@
+"""CUDA runtime: the few calls that torch does not hand on, made in the library that it has loaded.
+
+    own_stream          a stream that nobody else is given: torch's come from a pool of 32 in turn,
+                        and a collective that gets the same one queues behind our copies
+    relax_capture_mode  calls of this thread do not break a CUDA graph that another one captures
+
+Both are improvements: where the library is not found, or refuses, copies go the way they would
+without. Has never run: docs/gpu.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the legacy default stream
+LOWEST_PRIORITY = 0
+RELAXED = 2  # cudaStreamCaptureModeRelaxed
+
+
+@lru_cache(maxsize=1)
+def _runtime() -> Any:
+    """None where it is not to be had. By its name, so that it is the one in this process."""
+    version = torch.version.cuda
+    if version is None:
+        return None
+    try:
+        return ctypes.CDLL(f"libcudart.so.{version.partition('.')[0]}")
+    except OSError:
+        return None
+
+
+def own_stream(device: torch.device) -> Any:
+    """A stream of the lowest priority for the life of the process; else one of torch's pool."""
+    runtime = _runtime()
+    if runtime is not None:
+        made = ctypes.c_void_p()
+        with torch.cuda.device(device):
+            try:
+                code = runtime.cudaStreamCreateWithPriority(
+                    ctypes.byref(made), NON_BLOCKING, LOWEST_PRIORITY
+                )
+            except AttributeError:
+                code = -1
+        if code == 0 and made.value:
+            return torch.cuda.ExternalStream(made.value, device)
+    return torch.cuda.Stream(device)
+
+
+def relax_capture_mode() -> None:
+    """For the calling thread, for good. Without it any other thread's capture in CUDA's default
+    mode is broken by this one's queries and waits."""
+    runtime = _runtime()
+    if runtime is not None:
+        try:
+            runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(RELAXED)))
+        except AttributeError:
+            return

@@ -1,0 +1,1 @@
+"""Numbers: what is finite in a step, what is not, and where that began."""

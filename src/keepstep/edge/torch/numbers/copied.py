@@ -1,0 +1,206 @@
+"""Copied: whether what a snapshot has copied is finite, looked at while it is cached.
+
+Comes in: a copy as it proceeds. Goes out: the names of tensors that hold NaN or infinity, and are
+not known to be meant to: since before the first step, or since all ranks agreed. Looks at every
+parameter of each copy, and at an eighth of the optimizer's tensors, others each time: what is wrong
+in one of them is in its parameter after the next update. Does not touch what lies with another
+rank: whoever keeps it looks.
+
+Only sums of squares over spans are taken; where one is not finite, each tensor is asked. A span may
+run over small gaps, which hold anything: that costs time then, and decides nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from keepstep.edge.shm.slot import Slot
+from keepstep.edge.torch.numbers.finite import KnownKinds, bad_kinds, square_of
+from keepstep.edge.torch.plan import CopyOrder, Pair
+from keepstep.edge.torch.tree import StateItem
+from keepstep.edge.torch.views import overlay
+from keepstep.model.numbers import NotFinite
+
+SMALL_GAP_BYTES = 4096  # from one tensor's end to the next one's place
+TURNS = 8  # until all of the optimizer's tensors have been looked at
+
+
+class CopiedSpan:
+    """Bytes of one dtype in the payload."""
+
+    def __init__(self, dtype: torch.dtype, begin: int, end: int) -> None:
+        self.dtype = dtype
+        self.begin, self.end = begin, end
+
+    def square(self, slot: Slot, begin: int, end: int) -> torch.Tensor | None:
+        """Of what lies between these offsets; None when nothing does."""
+        size = self.dtype.itemsize
+        first = self.begin + (max(begin, self.begin) - self.begin) // size * size
+        count = (min(end, self.end) - first) // size
+        if count <= 0:
+            return None
+        values = torch.frombuffer(slot.payload, dtype=self.dtype, count=count, offset=first)
+        return square_of(values)
+
+    def kept(self, lacking: Collection[int], block_bytes: int) -> Iterator[CopiedSpan]:
+        """What of it lies in no block of those."""
+        begin = self.begin
+        for block in range(self.begin // block_bytes, (self.end - 1) // block_bytes + 1):
+            if block in lacking:
+                if begin < block * block_bytes:
+                    yield CopiedSpan(self.dtype, begin, block * block_bytes)
+                begin = (block + 1) * block_bytes
+        if begin < self.end:
+            yield CopiedSpan(self.dtype, begin, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyLook:
+    """What of a copy is looked at. `pairs` in the order of their places; `spans` of those that
+    have an address, `late` of those that go through torch, behind the others."""
+
+    pairs: Sequence[Pair] = ()
+    spans: Sequence[CopiedSpan] = ()
+    late: Sequence[CopiedSpan] = ()
+
+    @classmethod
+    def of(cls, pairs: Sequence[Pair]) -> CopyLook:
+        return cls(
+            pairs=pairs,
+            spans=_spans([p for p in pairs if p[0].address is not None]),
+            late=_spans([p for p in pairs if p[0].address is None]),
+        )
+
+    def without(self, lacking: Collection[int], block_bytes: int) -> CopyLook:
+        """Of a snapshot of which other ranks keep these blocks."""
+        return CopyLook(
+            pairs=self.pairs,
+            spans=[kept for span in self.spans for kept in span.kept(lacking, block_bytes)],
+            late=self.late,
+        )
+
+    def before(self, other: CopyLook) -> CopyLook:
+        """Both, where all places of `other` lie behind all of these."""
+        if not other.pairs:
+            return self
+        return CopyLook(
+            pairs=[*self.pairs, *other.pairs],
+            spans=[*self.spans, *other.spans],
+            late=[*self.late, *other.late],
+        )
+
+
+class KnownBad:
+    """Of one training. `optimizers`: the paths of their states. What was not finite before this
+    life's first step (a mask, say), or is meant to be, is no news in its copies."""
+
+    def __init__(self, optimizers: Sequence[str] = ()) -> None:
+        self._states = tuple(f"{path}." for path in optimizers) or ("\0",)
+        self._known = KnownKinds()
+        # of what changes seldom, and has nearly all tensors: worked out once
+        self._plan: CopyOrder | None = None
+        self._turns: list[CopyLook] = []
+        self._kept: dict[int, tuple[CopyLook, frozenset[int], CopyLook]] = {}  # likewise, by turn
+
+    def of(self, copies: Sequence[CopyOrder], turn: int) -> CopyLook:
+        """What of a copy is looked at in that turn. `copies`: each lies behind the one before it;
+        the first one is the same object for as long as the plan holds."""
+        plan, *others = copies
+        if plan is not self._plan:
+            self._plan = plan
+            self._turns = [CopyLook.of(self._due(plan, number)) for number in range(TURNS)]
+        found = self._turns[turn % TURNS]
+        for copy in others:
+            found = found.before(CopyLook.of(self._due(copy, turn % TURNS)))
+        return found
+
+    def of_kept(
+        self,
+        copies: Sequence[CopyOrder],
+        turn: int,
+        lacking: frozenset[int],
+        block_bytes: int,
+    ) -> CopyLook:
+        """The same without these blocks."""
+        whole = self.of(copies, turn)
+        if not lacking:
+            return whole
+        known = self._kept.get(turn % TURNS)
+        if known is None or known[0] is not whole or known[1] != lacking:
+            known = whole, lacking, whole.without(lacking, block_bytes)
+            self._kept[turn % TURNS] = known
+        return known[2]
+
+    def _due(self, copy: CopyOrder, turn: int) -> list[Pair]:
+        pairs = [pair for pair in copy.lazy.pairs if pair[0].local.dtype.is_floating_point]
+        due, states = [], 0
+        for pair in sorted(pairs, key=lambda pair: pair[1].offset):
+            is_state = pair[0].spec.name.startswith(self._states)
+            if not is_state or states % TURNS == turn:
+                due.append(pair)
+            states += is_state
+        return due
+
+    def learn(self, items: Iterable[StateItem]) -> bool:
+        """All of the state as it is meant to be: whether some of it is not finite."""
+        floating = ((i.spec.name, i.local) for i in items if i.local.dtype.is_floating_point)
+        kinds = bad_kinds(floating)
+        self._known = KnownKinds(kinds)
+        return bool(kinds)
+
+    def new_in(self, kinds: Mapping[str, bool]) -> NotFinite:
+        """What of it was not so then. `kinds`: by name, whether there is NaN."""
+        news = self._known.news(kinds)
+        is_wrong = any(has_nan or name.startswith(self._states) for name, has_nan in news.items())
+        return NotFinite(tuple(news), may_be_meant=bool(news) and not is_wrong)
+
+
+class LookAtCopy:
+    """Of one copy."""
+
+    def __init__(self, slot: Slot, looked: CopyLook, known: KnownBad) -> None:
+        self._slot, self._looked, self._known = slot, looked, known
+        self._next = 0  # the first span that is not done
+        self._upto = 0
+        self._squares: list[torch.Tensor] = []
+
+    def there(self, stop: int) -> None:
+        """The copies are there up to that offset."""
+        spans = self._looked.spans
+        while self._next < len(spans) and (span := spans[self._next]).begin < stop:
+            square = span.square(self._slot, self._upto, stop)
+            if square is not None:
+                self._squares.append(square)
+            if span.end > stop:
+                break
+            self._next += 1
+        self._upto = stop
+
+    def not_finite(self) -> NotFinite:
+        """When all of it is there."""
+        looked = self._looked
+        if looked.spans:
+            self.there(looked.spans[-1].end)
+        late = [span.square(self._slot, span.begin, span.end) for span in looked.late]
+        squares = [*self._squares, *(square for square in late if square is not None)]
+        if all(math.isfinite(float(square)) for square in squares):
+            return NotFinite()
+        named = ((item.spec.name, overlay(self._slot, place)) for item, place in looked.pairs)
+        return self._known.new_in(bad_kinds(named))
+
+
+def _spans(pairs: Sequence[Pair]) -> list[CopiedSpan]:
+    spans: list[CopiedSpan] = []
+    for _, segment in pairs:
+        begin, end = segment.offset, segment.offset + segment.spec.nbytes
+        dtype = getattr(torch, segment.spec.dtype)
+        last = spans[-1] if spans else None
+        if last is not None and last.dtype is dtype and begin - last.end <= SMALL_GAP_BYTES:
+            last.end = end
+        elif end > begin:
+            spans.append(CopiedSpan(dtype, begin, end))
+    return spans

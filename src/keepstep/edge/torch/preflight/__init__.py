@@ -1,0 +1,1 @@
+"""Preflight: measured checks that need torch: a mini-training, a ring, devices."""

@@ -1,0 +1,238 @@
+"""Works: one collective as its caller holds it, on the CPU and on a device.
+
+    CPU      private copies -> gloo -> the caller's tensors, when it is over: `Work`
+    device   the caller's own tensors -> NCCL; over when the device says so: `QueuedWork`
+    neither  nothing is to come, or a peer is lost: `over`
+
+A future of a device has to be NCCL's own. It is done when the collective has been *queued*, and
+makes whoever uses its value wait on the device (torch's `ivalue_inl.h`, "devices"). A future made
+here and set from a callback would run what hangs on it on a stream of its own, and let the caller's
+go on with tensors that are not there yet.
+
+Moves bytes, decides nothing: `membership.py` says when. Invariant: what a collective of one life of
+the group has received on the CPU never reaches the caller's tensors after that life.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from keepstep.edge.torch.first_line import first_line
+from keepstep.edge.torch.membership import Membership
+
+Tensors = Any  # a tensor, a list of tensors, or a list of lists of them
+
+
+class Work(dist.Work):
+    """One collective: ends when the transport has ended it or when a peer is lost, whichever comes
+    first."""
+
+    def __init__(self, outputs: Tensors) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self._ended: Future[list[torch.Tensor]] = Future()
+        # An exception that Python sets is to C++ a value: DDP's reducer took it for tensors and the
+        # process died of SIGSEGV. One that a callback raises is an error to both.
+        self._future = self._ended.then(lambda ended: ended.value())
+        self._lock = threading.Lock()
+        self._over = False
+        self._error: RuntimeError | None = None
+
+    def run(
+        self,
+        inner: Any,
+        act: Callable[[Any, Tensors, Tensors], Any],
+        inputs: Tensors,
+        members: Membership,
+    ) -> None:
+        with torch.no_grad():
+            private = each(torch.clone, self._outputs)
+            given = each(torch.clone, inputs)
+        try:
+            under_way = act(inner, private, given)
+        except RuntimeError as error:
+            self._failed(error, members)
+            return
+
+        def ended(look: Callable[[], Any]) -> None:
+            try:
+                look()
+            except RuntimeError as error:
+                self._failed(error, members)
+                return
+            members.end(self)
+            self._succeed(private, given, under_way)
+
+        try:
+            future = under_way.get_future()
+        except RuntimeError:
+            # gloo's scattered sums and its sends have none: they can only be waited for
+            threading.Thread(
+                target=ended, args=(under_way.wait,), name="keepstep-work", daemon=True
+            ).start()
+        else:
+            future.add_done_callback(lambda done: ended(done.value))
+
+    def _succeed(self, private: Tensors, *kept: Any) -> None:
+        with self._lock:
+            if self._over:
+                return
+            with torch.no_grad():
+                for mine, theirs in zip(flat(self._outputs), flat(private), strict=True):
+                    mine.copy_(theirs)
+            self._over = True
+        self._ended.set_result(flat(self._outputs))
+
+    def _failed(self, error: RuntimeError, members: Membership) -> None:
+        if members.failed(self, told_in_short(error)):
+            return  # whoever watches will say which peer it was, and that ends the work
+        members.end(self)
+        with self._lock:
+            if self._over:
+                return
+            self._over, self._error = True, error
+        self._ended.set_exception(error)
+
+    def finish(self) -> None:
+        """With nothing in it, when nothing is to come or a peer is lost."""
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+        self._ended.set_result(flat(self._outputs))
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        try:
+            self._future.wait()
+        except RuntimeError as error:
+            raise self._error or error from None  # as the transport said it
+        return True
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        return self._future
+
+    def is_completed(self) -> bool:
+        return self._over
+
+    def is_success(self) -> bool:
+        return self._over and self._error is None
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        return flat(self._outputs)
+
+
+class QueuedWork(dist.Work):
+    """A collective that has been queued on a device. `inner`: NCCL's, which orders whoever waits
+    behind the collective's end event, and never blocks the trainer for it."""
+
+    def __init__(self, inner: Any, members: Membership) -> None:
+        super().__init__()
+        self._inner = inner
+        self._members = members
+
+    def has_ended(self) -> bool:
+        """See `Queued`. What NCCL has told as an error is never well again."""
+        try:
+            return bool(self._inner.is_completed()) and not _has_failed(self._inner)
+        except RuntimeError:
+            return False
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Raises what NCCL raises, but not when a peer is lost, or somebody will say so: then the
+        body runs on, worthless."""
+        try:
+            return bool(self._inner.wait() if timeout is None else self._inner.wait(timeout))
+        except RuntimeError as error:
+            if not self._members.broke(told_in_short(error)):
+                raise
+            return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        found: Future[list[torch.Tensor]] = self._inner.get_future()
+        return found
+
+    def is_completed(self) -> bool:
+        return bool(self._inner.is_completed())
+
+    def result(self) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = self._inner.result()
+        return found
+
+
+def _has_failed(inner: Any) -> bool:
+    try:
+        return inner.exception() is not None
+    except (RuntimeError, TypeError):  # an error of NCCL's has no form in Python
+        return True
+
+
+class OverWork(dist.Work):
+    """Nothing comes of it: its outputs stay as they are."""
+
+    def __init__(self, outputs: Tensors, device: torch.device) -> None:
+        super().__init__()
+        self._future: Future[list[torch.Tensor]] = (
+            Future() if device.type == "cpu" else Future(devices=[device])
+        )
+        self._future.set_result(flat(outputs))
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._future.wait()
+        return True
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        return self._future
+
+
+class Together:
+    """Several of a transport's works as one, for `Work`. Like gloo's sends it has no future."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def get_future(self) -> Any:
+        raise RuntimeError("it can only be waited for")
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
+SOURCE_PLACE = re.compile(r"^\[\S+:\d+\] ")
+
+
+def told_in_short(error: Exception) -> str:
+    """What a transport says, without advice that helps nobody here, and without the place in
+    torch's own source that it begins with."""
+    said = first_line(error).partition(". This is typically")[0]
+    return SOURCE_PLACE.sub("", said)
+
+
+def each(act: Callable[[torch.Tensor], torch.Tensor], tensors: Tensors) -> Tensors:
+    if tensors is None or isinstance(tensors, torch.Tensor):
+        return None if tensors is None else act(tensors)
+    return [each(act, inner) for inner in tensors]
+
+
+def flat(tensors: Tensors) -> list[torch.Tensor]:
+    if tensors is None:
+        return []
+    return (
+        [tensors]
+        if isinstance(tensors, torch.Tensor)
+        else [t for inner in tensors for t in flat(inner)]
+    )

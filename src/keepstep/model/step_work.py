@@ -1,0 +1,96 @@
+"""Step work: what a rank does in its steps, by section, and what hinders it.
+
+Values only. `runtime/rank/step_clock.py` measures, `edge/shm/step_work_page.py` lays it into
+memory, `core/detection/stragglers.py` judges.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Section(IntEnum):
+    """Where in a step a rank is. COMPUTE: forward, backward, and whatever else the body does. HOOK:
+    inside keepstep. APART: what the program has announced to be no part of a step (an evaluation, a
+    checkpoint): nobody is judged by it."""
+
+    DATA = 0
+    COMPUTE = 1
+    UPDATE = 2
+    HOOK = 3
+    APART = 4
+
+
+JUDGED = (Section.DATA, Section.COMPUTE, Section.UPDATE, Section.HOOK)
+
+
+class StepWork(NamedTuple):
+    """Sums since the rank began, as they stood when `step` had ended.
+
+    own_ns: by section, the wall time in which the trainer's thread did not wait for its peers.
+    cpu_ns: by section, the same thread's processor time. wait_ns: off the processor while a
+    collective was under way. delay_ns: by section, ready to run while others had the processor,
+    which is a part of its own time. collectives:
+    how many were entered. tokens: as the program has told of its work, 0: it has not.
+    micro_batches: of those that ranks share, how many were this one's; 0: it shares none. ended_ns
+    is CLOCK_MONOTONIC.
+    """
+
+    step: int
+    epoch: int
+    ended_ns: int
+    own_ns: tuple[int, ...]
+    cpu_ns: tuple[int, ...]
+    wait_ns: int
+    delay_ns: tuple[int, ...]
+    collectives: int
+    tokens: int
+    micro_batches: int = 0
+
+
+class FixedWork(NamedTuple):
+    """Of one rank. `processors`: on which it may run; `tries_ns`: processor time of the same work
+    there, try by try; none where it could not be measured."""
+
+    processors: frozenset[int]
+    tries_ns: tuple[int, ...]
+
+
+class Hindrance(NamedTuple):
+    """What the kernel counts where a process lives, since some moment. throttled_ns: its cgroup had
+    used up its quota of processor time. memory_stall_ns: some process there waited for memory.
+    None: nobody counts."""
+
+    throttled_ns: int | None = None
+    memory_stall_ns: int | None = None
+
+
+class WorkBlock(NamedTuple):
+    """What one rank did in some steps that follow each other: differences of two `StepWork`, and
+    of two `Hindrance`."""
+
+    steps: int
+    own_ns: tuple[int, ...]
+    cpu_ns: tuple[int, ...]
+    wait_ns: int
+    delay_ns: tuple[int, ...]
+    collectives: int
+    tokens: int
+    throttled_ns: int = 0
+    memory_stall_ns: int = 0
+    micro_batches: int = 0
+
+
+def block_between(older: StepWork, newer: StepWork) -> WorkBlock:
+    """Of the steps behind `older`, up to `newer`."""
+    return WorkBlock(
+        newer.step - older.step,
+        tuple(b - a for a, b in zip(older.own_ns, newer.own_ns, strict=True)),
+        tuple(b - a for a, b in zip(older.cpu_ns, newer.cpu_ns, strict=True)),
+        newer.wait_ns - older.wait_ns,
+        tuple(b - a for a, b in zip(older.delay_ns, newer.delay_ns, strict=True)),
+        newer.collectives - older.collectives,
+        newer.tokens - older.tokens,
+        micro_batches=newer.micro_batches - older.micro_batches,
+    )

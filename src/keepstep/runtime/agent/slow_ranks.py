@@ -1,0 +1,402 @@
+"""Slow ranks: what an agent sees of its ranks' steps, and says of those that are slow.
+
+    step work pages, what hinders processes -> blocks of steps -> core/detection/stragglers.py
+    -> `slow-rank`, `slow-confirmed`, `slow-over`, `slow-unknown` and `slow-known` in the journal
+
+Every half second, or as soon as a block of steps may be over, it reads of each rank the records at
+the ends of the blocks that all ranks have completed by then: the same steps of all, whatever the
+moment. Ranks of other nodes are not seen.
+What is done about a slow one core/balance/remedy.py decides; this module ends nobody.
+
+Invariant: no block reaches over a restore, over the first steps of a life, or over steps whose
+records are not there any more; and ranks that train are judged, or it is told why they are not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from math import ceil
+from pathlib import Path
+
+from keepstep.core.balance.remedy import SlowFacts, remedy
+from keepstep.core.detection.drift import median
+from keepstep.core.detection.reference import ReferenceVerdict, confirm, throttled
+from keepstep.core.detection.slow_doubts import UNRECORDED_NS, Doubt, of_records
+from keepstep.core.detection.stragglers import BLOCK_STEPS, Slow, SlowOver, Stragglers
+from keepstep.edge.shm.step_work_page import StepWorkReader, work_path
+from keepstep.model.events import WARNING
+from keepstep.model.parts import PartHealth
+from keepstep.model.step_work import (
+    JUDGED,
+    FixedWork,
+    Hindrance,
+    Section,
+    StepWork,
+    WorkBlock,
+    block_between,
+)
+from keepstep.model.units import MS_NS, S_NS
+from keepstep.ports import Executor, Journal, Memory, Probes
+
+TICK_NS = S_NS // 2
+LEAST_TICK_NS = 100 * MS_NS
+WARM_STEPS = 10  # of a life: compilers, allocators and caches are not done before
+# To judge a block takes some 100 us a rank: more of them a second would cost more than 0.5 % of a
+# core.
+LEAST_BLOCK_NS = 50 * MS_NS
+LEAST_BLOCK_NS_A_RANK = 20 * MS_NS
+MOST_BLOCK_STEPS = 200
+COST_BLOCKS = 5
+FIXED_WORK_NS = 10 * S_NS  # then nobody knows
+
+
+class _Life:
+    """Steps of one epoch, of the same ranks."""
+
+    def __init__(self, epoch: int, from_step: int, from_ns: int, judge: Stragglers) -> None:
+        self.epoch = epoch
+        self.from_step, self.from_ns = from_step, from_ns
+        self.block_steps = self.block_ns = 0  # not known yet
+        self.ends: dict[int, StepWork] = {}  # of the last block
+        self.hindrances: dict[int, Hindrance] = {}  # as they were then
+        self.judge = judge
+        self.lost_ns: dict[int, int] = {}  # by slow rank, since that was told
+        self.confirmed: dict[int, ReferenceVerdict] = {}  # by slow rank, what fixed work has said
+        self.costs: dict[int, deque[tuple[float, float]]] = {}  # of a micro-batch, and how many
+
+    def note_costs(self, blocks: Mapping[int, WorkBlock]) -> None:
+        for rank, block in blocks.items():
+            if block.micro_batches:
+                cost = block.own_ns[Section.COMPUTE] / block.micro_batches
+                kept = self.costs.setdefault(rank, deque(maxlen=COST_BLOCKS))
+                kept.append((cost, block.micro_batches / block.steps))
+
+    def facts(self, slow: Slow, why_no_swap: str) -> SlowFacts:
+        """About a slow rank, for the remedy."""
+        costs_ns = {
+            rank: max(1, int(median(cost for cost, _ in kept))) for rank, kept in self.costs.items()
+        }
+        total = round(sum(kept[-1][1] for kept in self.costs.values()))
+        lost_ns = self.lost_ns.get(slow.rank, 0)
+        counts = [count for _, count in self.costs.get(slow.rank, ())]
+        computes = min(1.0, sum(counts) / len(counts)) if counts else 1.0
+        said = self.confirmed[slow.rank].cause
+        ranks = len(self.ends)
+        return SlowFacts(slow, ranks, costs_ns, total, lost_ns, why_no_swap, computes, said)
+
+
+class SlowRanks:
+    """Of one node's ranks."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        probes: Probes,
+        executor: Executor,
+        journal: Journal,
+        job_dir: Path,
+        why_no_swap: Callable[[], str] = lambda: "the job has one node",
+        completed_step: Callable[[], int | None] = lambda: None,
+        slowed_cpu: Callable[[], PartHealth | None] = lambda: None,
+    ) -> None:
+        """completed_step: the newest one that all of the node's ranks have completed, None: one has
+        completed none; told by other means than their records. slowed_cpu: the node's processors,
+        where some are slowed down for their heat now."""
+        self._memory = memory
+        self._probes = probes
+        self._executor = executor
+        self._journal = journal
+        self._job_dir = job_dir
+        self._why_no_swap = why_no_swap
+        self._wants_swap = ""  # why
+        self._pids: dict[int, int] = {}
+        self._hindrance: dict[int, Callable[[], Hindrance]] = {}  # of the ranks that live
+        self._readers: dict[int, StepWorkReader] = {}
+        self._life: _Life | None = None
+        self._completed_step, self._slowed_cpu = completed_step, slowed_cpu
+        # since when records of some rank are missing, and what was completed by then as far as told
+        self._missing_since: tuple[int, int | None] | None = None
+        self._doubts: dict[Doubt, str] = {}  # told, and not over
+        self._has_peers = False  # the job has more than one rank
+
+    def begin(self, pids: Mapping[int, int], world_size: int) -> None:
+        """These are the node's ranks now: just started, or stayed when others were."""
+        self._has_peers = world_size > 1
+        for rank in self._hindrance.keys() - pids.keys():
+            self.forget(rank)
+        for rank in pids:
+            self._end_spell(rank, "ranks have been started")
+        self._life = self._missing_since = None
+        if len(pids) > 1:
+            self._is_known("alone", "the rank has peers on its node")
+        self._pids = dict(pids)
+        self._hindrance = {rank: self._probes.hindrance(pid) for rank, pid in pids.items()}
+
+    def forget(self, rank: int) -> None:
+        """It has ended."""
+        self._end_spell(rank, "it has ended")
+        self._hindrance.pop(rank, None)
+        self._pids.pop(rank, None)
+        reader = self._readers.pop(rank, None)
+        if reader is not None:
+            reader.close()
+
+    def close(self) -> None:
+        for rank in list(self._readers):
+            self._readers.pop(rank).close()
+
+    @property
+    def tick_ns(self) -> int:
+        """So long `tick` may wait."""
+        block_ns = 0 if self._life is None else self._life.block_ns
+        return min(TICK_NS, max(LEAST_TICK_NS, block_ns or TICK_NS))
+
+    def tick(self, now_ns: int) -> str:
+        """Why a spare is to take this node's place; empty: it is not."""
+        if not self._hindrance:
+            return ""
+        newest = self._newest()
+        missing = self._hindrance.keys() - newest.keys()
+        self._mind(missing, now_ns)
+        if not missing:
+            self._look_at(newest)
+        why, self._wants_swap = self._wants_swap, ""
+        return why
+
+    def _look_at(self, newest: Mapping[int, StepWork]) -> None:
+        life = self._life
+        if life is None or {life.epoch} != {work.epoch for work in newest.values()}:
+            self._begin_life(newest)
+        elif life.block_steps:
+            self._feed(life, newest)
+        else:
+            self._choose_block(life, newest)
+
+    def _newest(self) -> dict[int, StepWork]:
+        """The last record of each rank that has one."""
+        found = {}
+        for rank in sorted(self._hindrance):
+            reader = self._reader(rank)
+            work = None if reader is None else reader.newest()
+            if work is not None:
+                found[rank] = work
+        return found
+
+    def _mind(self, missing: Collection[int], now_ns: int) -> None:
+        """Ranks without a record: before their first step, or nobody will ever see what they
+        do."""
+        if not missing:
+            self._missing_since = None
+            self._is_known("records", "what all ranks of this node do in their steps is seen")
+            return
+        step = self._completed_step()
+        since_ns, then = self._missing_since or (now_ns, None)
+        self._missing_since = since_ns, step if then is None else then
+        trains = step is not None and then is not None and step > then
+        if trains and now_ns - since_ns >= UNRECORDED_NS:
+            self._doubt("records", of_records(missing, now_ns - since_ns))
+
+    def _reader(self, rank: int) -> StepWorkReader | None:
+        reader = self._readers.get(rank)
+        if reader is not None and reader.is_there():
+            return reader
+        try:
+            fresh = StepWorkReader(self._memory, work_path(self._job_dir, rank))
+        except (OSError, ValueError):
+            return None
+        if reader is not None:
+            reader.close()
+        self._readers[rank] = fresh
+        return fresh
+
+    # -- blocks
+
+    def _begin_life(self, newest: Mapping[int, StepWork]) -> None:
+        for rank in list(newest):
+            self._end_spell(rank, "its steps are done again from a restored state")
+        self._is_known("noise", "steps are done again from a restored state, and judged anew")
+        self._life = None
+        epochs = {work.epoch for work in newest.values()}
+        if len(epochs) > 1:
+            return  # not all have done their first step
+        is_on_device = any(self._readers[rank].is_on_device for rank in newest)
+        judge = (
+            Stragglers((Section.DATA,), counts_processor=False)
+            if is_on_device
+            else Stragglers(JUDGED)
+        )
+        last = max(newest.values(), key=lambda work: work.step)
+        self._life = _Life(epochs.pop(), last.step + WARM_STEPS, last.ended_ns, judge)
+
+    def _choose_block(self, life: _Life, newest: Mapping[int, StepWork]) -> None:
+        """As few steps as take long enough, now that the first ones are over."""
+        if min(work.step for work in newest.values()) < life.from_step:
+            return
+        last = max(newest.values(), key=lambda work: work.step)
+        step_ns = (last.ended_ns - life.from_ns) / (last.step - life.from_step + WARM_STEPS)
+        least_ns = max(LEAST_BLOCK_NS, LEAST_BLOCK_NS_A_RANK * len(newest))
+        wanted = ceil(least_ns / max(1.0, step_ns))
+        life.block_steps = max(BLOCK_STEPS, min(wanted, MOST_BLOCK_STEPS))
+        life.block_ns = int(life.block_steps * step_ns)
+        self._anchor(life, newest)
+
+    def _anchor(self, life: _Life, newest: Mapping[int, StepWork]) -> None:
+        """The next block begins behind what all have done."""
+        step = min(work.step for work in newest.values())
+        ends = self._records(step, newest)
+        life.ends = ends or {}
+        life.hindrances = {rank: ask() for rank, ask in self._hindrance.items()}
+
+    def _records(self, step: int, newest: Mapping[int, StepWork]) -> dict[int, StepWork] | None:
+        found = {rank: self._readers[rank].at(step, work) for rank, work in newest.items()}
+        whole = {rank: work for rank, work in found.items() if work is not None}
+        return whole if len(whole) == len(found) else None
+
+    def _feed(self, life: _Life, newest: Mapping[int, StepWork]) -> None:
+        """All blocks that all ranks have completed."""
+        if life.ends.keys() != newest.keys():  # a rank that was not there, or records that are lost
+            self._anchor(life, newest)
+            return
+        last_step = min(work.step for work in newest.values())
+        begun = next(iter(life.ends.values())).step
+        count = (last_step - begun) // life.block_steps
+        if count <= 0:
+            return
+        hindrances = {rank: ask() for rank, ask in self._hindrance.items()}
+        grown = {
+            rank: _grown(life.hindrances[rank], hindrances[rank], count) for rank in hindrances
+        }
+        life.hindrances = hindrances
+        for number in range(1, count + 1):
+            ends = self._records(begun + number * life.block_steps, newest)
+            if ends is None:
+                self._anchor(life, newest)
+                return
+            blocks = {
+                rank: block_between(life.ends[rank], end)._replace(
+                    throttled_ns=grown[rank][0], memory_stall_ns=grown[rank][1]
+                )
+                for rank, end in ends.items()
+            }
+            life.ends = ends
+            self._judge(life, blocks, begun + number * life.block_steps, last_step)
+
+    # -- telling
+
+    def _judge(
+        self, life: _Life, blocks: Mapping[int, WorkBlock], end_step: int, now_step: int
+    ) -> None:
+        """now_step: the last one that all have done by now."""
+        life.note_costs(blocks)
+        for told in life.judge.add(blocks, end_step):
+            if isinstance(told, Slow):
+                life.lost_ns[told.rank] = (now_step + 1 - told.since_step) * told.excess_ns
+                self._tell(life, told, now_step)
+            else:
+                self._tell_over(told)
+        for slow in life.judge.slow.values():
+            found = remedy(life.facts(slow, self._why_no_swap()))
+            lost_ns = life.lost_ns.get(slow.rank, 0) + found.left_ns * life.block_steps
+            life.lost_ns[slow.rank] = lost_ns
+            if found.rung == "swap":
+                self._wants_swap = found.why
+            self._look_for_heat(life, slow.rank)
+        for doubt, why in life.judge.doubts(self._has_peers).items():
+            self._doubt(doubt, why)
+
+    def _doubt(self, doubt: Doubt, why: str) -> None:
+        """Once: its numbers change, and that is no news."""
+        if doubt not in self._doubts:
+            self._doubts[doubt] = why
+            self._journal.record("slow-unknown", why, doubt=doubt)
+
+    def _is_known(self, doubt: Doubt, why: str) -> None:
+        """That doubt is over, if it was told."""
+        if self._doubts.pop(doubt, ""):
+            self._journal.record("slow-known", why, doubt=doubt)
+
+    def _tell(self, life: _Life, slow: Slow, now_step: int) -> None:
+        asks = slow.cause == "compute" and len(self._pids) > 1
+        life.confirmed[slow.rank] = ReferenceVerdict("asked" if asks else "", 0.0, "")
+        found = remedy(life.facts(slow, self._why_no_swap()))
+        self._journal.record(
+            "slow-rank",
+            f"{slow.why}. What is done: {found.why}",
+            WARNING,
+            rank=slow.rank,
+            section=slow.section.name.lower(),
+            cause=slow.cause,
+            since_step=slow.since_step,
+            told_step=now_step,
+            own_ns=slow.own_ns,
+            peers_ns=slow.peers_ns,
+            excess_ns=slow.excess_ns,
+            excess_ratio=round(slow.excess_ratio, 4),
+            remedy=found.rung,
+            left_ns=found.left_ns,
+        )
+        if asks:
+            self._confirm(life, slow)
+
+    def _confirm(self, life: _Life, slow: Slow) -> None:
+        """Ask fixed work whether its processor is slow or its program has more to do."""
+        pids = dict(self._pids)
+
+        def confirmed(found: Mapping[int, FixedWork]) -> None:
+            if self._life is not life or life.judge.slow.get(slow.rank) != slow:
+                return
+            ratio = slow.own_ns / slow.peers_ns - 1 if slow.peers_ns else slow.excess_ratio
+            verdict = confirm(slow.rank, ratio, found)
+            self._tell_confirmed(life, slow.rank, verdict)
+
+        self._executor.submit(lambda: self._probes.fixed_work(pids, FIXED_WORK_NS), confirmed)
+
+    def _tell_confirmed(self, life: _Life, rank: int, verdict: ReferenceVerdict) -> None:
+        life.confirmed[rank] = verdict
+        self._journal.record(
+            "slow-confirmed",
+            verdict.why,
+            rank=rank,
+            cause=verdict.cause,
+            ratio=round(verdict.ratio, 4),
+        )
+
+    def _look_for_heat(self, life: _Life, rank: int) -> None:
+        """It is known some looks of the probe later than that the rank is slow."""
+        verdict = life.confirmed[rank]
+        cpu = self._slowed_cpu() if verdict.cause == "processor" else None
+        if cpu is not None:
+            self._tell_confirmed(life, rank, throttled(rank, verdict, cpu))
+
+    def _tell_over(self, over: SlowOver) -> None:
+        self._journal.record(
+            "slow-over",
+            over.why,
+            rank=over.rank,
+            since_step=over.since_step,
+            until_step=over.until_step,
+        )
+
+    def _end_spell(self, rank: int, why: str) -> None:
+        """What was known of that rank's steps is over."""
+        slow = None if self._life is None else self._life.judge.slow.get(rank)
+        if slow is not None:
+            self._journal.record(
+                "slow-over",
+                f"rank {rank} was slow since step {slow.since_step}, and is no longer judged: "
+                f"{why}",
+                rank=rank,
+                since_step=slow.since_step,
+            )
+            assert self._life is not None
+            self._life.judge.forget(rank)
+
+
+def _grown(before: Hindrance, after: Hindrance, blocks: int) -> tuple[int, int]:
+    """Of each kind, what falls to one of so many blocks; 0 where nobody counts."""
+    first, second = (
+        0 if a is None or b is None else max(0, b - a) // blocks
+        for a, b in zip(before, after, strict=True)
+    )
+    return first, second

@@ -1,0 +1,1 @@
+"""Preflight: a command that tests machines before a job; no part of one."""

@@ -1,0 +1,41 @@
+"""Entrance: what `protect` looks at before anything begins, and what becomes of an error there.
+
+Comes in: what a program gave. Goes out: nothing, or a ConfigError. Touches no memory and no state.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from keepstep.config import Config
+from keepstep.edge.os.error_file import write_error_file
+from keepstep.errors import ConfigError
+
+
+def tell_agent_if_it_ends() -> None:
+    """The program may mend what was wrong and go on. If not, the error is what it ended of."""
+    before = sys.excepthook
+
+    def told(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        write_error_file(error, os.environ)
+        before(kind, error, trace)
+
+    sys.excepthook = told
+
+
+def check_names(config: Any, nameless: tuple[Any, ...], stateful: Mapping[str, Any]) -> None:
+    """Raises ConfigError when what should have a name has none, or the other way round."""
+    if nameless or not (config is None or isinstance(config, (Config, Mapping))):
+        raise ConfigError(
+            "protect() takes what it protects by name; write protect(model=model, "
+            "optimizer=optimizer), and a Config, if any, in front of them"
+        )
+    if "config" in stateful:
+        raise ConfigError(
+            "protect() takes its settings without a name, in front; write protect("
+            "keepstep.Config(...), model=model). To protect an object called config, give it "
+            "another name"
+        )

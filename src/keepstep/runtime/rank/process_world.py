@@ -1,0 +1,74 @@
+"""Process world: the real world of one trainer's process, as a rank's ports.
+
+Comes in: settings, and what belongs to the process: its driver, its journal, what it protects. Goes
+out: a `RankWorld`, and the facts of its node. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from keepstep.config import Settings
+from keepstep.core.wire.conversations import PROCESS_WITH_AGENT, RANK_WITH_KEEPER
+from keepstep.edge.net.agents import NodeAgents
+from keepstep.edge.net.keepers import KeeperSocket
+from keepstep.edge.os.clock import CLOCK
+from keepstep.edge.os.journal import FileJournal
+from keepstep.edge.os.machine import address_towards, available_bytes, proof_threads
+from keepstep.edge.os.needs import unsigned_blocks
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.torch.live_state import TorchState
+from keepstep.edge.torch.membership import membership
+from keepstep.edge.torch.process_groups import TorchGroups, process_group
+from keepstep.edge.torch.state import Protected
+from keepstep.model.hosts import first_host
+from keepstep.runtime.keeper_search import KeeperSearches
+from keepstep.runtime.rank.bootstrap import NodeFacts
+from keepstep.runtime.rank.driver import Driver
+from keepstep.runtime.rank.identity import place_of_newcomer
+from keepstep.runtime.rank.world import RankIdentity, RankWorld
+
+
+def process_world(
+    settings: Settings,
+    who: RankIdentity,
+    protected: Protected,
+    journal: FileJournal,
+    driver: Driver,
+) -> RankWorld:
+    place = place_of_newcomer(os.environ)
+    objects = protected.parts().values()
+    door = KeeperSocket(driver.loop, settings, RANK_WITH_KEEPER, journal.record)
+    return RankWorld(
+        clock=CLOCK,
+        timers=driver.loop,
+        memory=MEMORY,
+        journal=journal,
+        keepers=KeeperSearches(door, CLOCK, driver.loop),
+        agents=NodeAgents(driver.loop, os.environ, PROCESS_WITH_AGENT, journal.record),
+        live=TorchState(protected, who.rank, who.world_size, settings),
+        groups=TorchGroups(membership, driver.trainer, objects, place is not None),
+        trainer=driver.trainer,
+        background=driver.background,
+        aside=driver.aside,
+        available_bytes=available_bytes,
+        pid=os.getpid(),
+        has_agent="KEEPSTEP_AGENT" in os.environ,
+        takes_place_at=place,
+        proof_threads=proof_threads(),
+    )
+
+
+def node_facts(settings: Settings) -> NodeFacts:
+    return NodeFacts(
+        host=first_host(settings.host),
+        rack=settings.rack,
+        secret=settings.secret,
+        encrypt=settings.encrypt,
+        meeting_host=os.environ.get("MASTER_ADDR", ""),
+        has_process_group=process_group() is not None,
+        address_towards=address_towards,
+        fresh_secret=secrets.token_hex(32),
+        unsigned_blocks=unsigned_blocks(settings),
+    )

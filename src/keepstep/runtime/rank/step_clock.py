@@ -1,0 +1,155 @@
+"""Step clock: what a rank does itself in a step, by section, and what it waits for its peers.
+
+    the trainer enters a section; collectives are under way, or none is; a step ends
+    -> one record of sums a step (`edge/shm/step_work_page.py`)
+
+While no collective is under way all time is the rank's own: whether it computes, sleeps or reads a
+file, its peers will wait for it. While one is under way, only the time is in which it uses the
+processor or is ready to: the rest it waits for them. So a rank that computes beside its
+collectives, as DistributedDataParallel does, is not taken for one that waits, and no transport has
+to tell who waited for whom. Where collectives are not seen, one may always be under way, but for
+between two steps and in a loader.
+
+Marks are made by the trainer's thread, and where collectives begin and end by any other: a few
+microseconds each, a dozen a step, however many tensors there are. Decides nothing.
+
+Invariant: the sections' own time and the waits add up to the wall time since the clock began.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from keepstep.model.step_work import Section, StepWork
+
+SECTIONS = len(Section)
+_UNTOLD = SECTIONS  # between a step's beginning and its body, if it has one
+_ALONE = (Section.DATA, _UNTOLD)  # where no collective is expected that is not seen
+
+
+class StepClock:
+    """Of one rank's trainer thread."""
+
+    def __init__(
+        self,
+        wall_ns: Callable[[], int],
+        cpu_ns: Callable[[], int],
+        delay_ns: Callable[[], int],
+        write: Callable[[StepWork], None],
+        sees_collectives: bool = True,
+    ) -> None:
+        """cpu_ns, delay_ns: the trainer thread's, asked from any thread. sees_collectives: `busy`
+        is told of all of them."""
+        self._wall_ns, self._cpu_ns, self._delay_ns = wall_ns, cpu_ns, delay_ns
+        self._write = write
+        self._lock = threading.RLock()  # a collective may end wherever an object is freed
+        self._section = int(Section.HOOK)
+        self._own = [0] * (SECTIONS + 1)
+        self._cpu = [0] * (SECTIONS + 1)
+        self._wait = 0
+        self._is_busy = False
+        self._sees_collectives = sees_collectives
+        self._tokens = self._micro_batches = 0
+        self._wall_at, self._cpu_at = wall_ns(), cpu_ns()
+        self._delay = [0] * (SECTIONS + 1)
+        self._delay_at = delay_ns()
+
+    # -- from any thread
+
+    def busy(self, is_busy: bool) -> None:
+        """A collective is under way now, or none is any more."""
+        with self._lock:
+            self._mark()
+            self._is_busy = is_busy
+
+    # -- on the trainer's thread
+
+    def enter(self, section: Section) -> int:
+        """From now on it is there. Where it was before, for `back`."""
+        with self._lock:
+            self._mark()
+            before, self._section = self._section, int(section)
+            return before
+
+    def back(self, section: int) -> None:
+        """It is where it was."""
+        with self._lock:
+            self._mark()
+            self._section = section
+
+    def worked(self, tokens: int) -> None:
+        """The program tells how much there was to do."""
+        self._tokens += tokens
+
+    def shared(self, micro_batches: int) -> None:
+        """So many of the step's micro-batches are this rank's."""
+        self._micro_batches += micro_batches
+
+    def step_begun(self) -> None:
+        """keepstep's part of the beginning is over. Whether data follows or the body is known when
+        the latter is entered."""
+        with self._lock:
+            self._mark()
+            self._section = _UNTOLD
+
+    def body_entered(self) -> None:
+        """What lay between was data."""
+        with self._lock:
+            self._mark()
+            self._settle(Section.DATA)
+            self._section = int(Section.COMPUTE)
+
+    def in_body(self) -> None:
+        """The trainer is in the body: a body that did not say so began with the step."""
+        with self._lock:
+            self._mark()
+            self._settle(Section.COMPUTE)
+
+    def step_ended(self, step: int, epoch: int, collectives: int) -> None:
+        """The step counts, and what follows is the next one's data. collectives: entered by now."""
+        with self._lock:
+            self._mark()
+            self._settle(Section.COMPUTE)
+            self._section = int(Section.DATA)
+            work = StepWork(
+                step,
+                epoch,
+                self._wall_at,
+                tuple(self._own[:SECTIONS]),
+                tuple(self._cpu[:SECTIONS]),
+                self._wait,
+                tuple(self._delay[:SECTIONS]),
+                collectives,
+                self._tokens,
+                self._micro_batches,
+            )
+        self._write(work)
+
+    def _settle(self, section: Section) -> None:
+        """Time whose section was not known yet was that one's."""
+        own, computed, ready = self._own[_UNTOLD], self._cpu[_UNTOLD], self._delay[_UNTOLD]
+        if section is not Section.DATA and not self._sees_collectives:
+            mine = min(own, computed + ready)
+            own, self._wait = mine, self._wait + own - mine
+        self._own[section] += own
+        self._cpu[section] += computed
+        self._delay[section] += ready
+        self._own[_UNTOLD] = self._cpu[_UNTOLD] = self._delay[_UNTOLD] = 0
+        if self._section == _UNTOLD:
+            self._section = int(section)
+
+    def _mark(self) -> None:
+        """Charge what has passed since the last mark."""
+        wall, cpu, delay = self._wall_ns(), self._cpu_ns(), self._delay_ns()
+        passed, computed = wall - self._wall_at, cpu - self._cpu_at
+        ready = delay - self._delay_at
+        self._wall_at, self._cpu_at, self._delay_at = wall, cpu, delay
+        self._cpu[self._section] += computed
+        self._delay[self._section] += ready
+        if not self._is_busy and (self._sees_collectives or self._section in _ALONE):
+            self._own[self._section] += passed
+            return
+        own = min(passed, computed + ready)
+        self._own[self._section] += own
+        self._wait += passed - own

@@ -1,0 +1,137 @@
+"""Step numbers: the eyes and the doubts of one process, for its session.
+
+Comes in: the steps of the program's loop, and its optimizers' updates. Goes out: whether a step
+counts. Where nobody looks every step does: the option turns it off, or the parameters are on a
+device, which each look would be waited for. There copies are looked at all the same where that was
+asked for, and not by default: nobody could say what of them the program means.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import Any
+
+from keepstep.config import Settings
+from keepstep.core.numbers.spikes import Spikes
+from keepstep.edge.os.journal import read_journal
+from keepstep.edge.torch.membership import membership
+from keepstep.edge.torch.numbers.guard import Guard
+from keepstep.edge.torch.state import Protected
+from keepstep.model.events import WARNING
+from keepstep.model.numbers import Device
+from keepstep.ports import Journal
+from keepstep.runtime.rank.doubt import Doubt, Policy
+from keepstep.runtime.rank.driven_rank import DrivenRank
+from keepstep.runtime.rank.numbers_journal import OwnDevice
+from keepstep.runtime.rank.world import RankIdentity
+
+UNDO = "undo"
+
+
+def own_device(settings: Settings, who: RankIdentity) -> OwnDevice:
+    """What this rank computes on, and where errors of it are written down."""
+    number = int(os.environ.get("LOCAL_RANK", who.rank % who.local_world_size))
+    device = Device(os.uname().nodename, number)
+    return OwnDevice(device, number == 0, partial(read_journal, settings.journal_path))
+
+
+class NumbersOfProcess:
+    """Of one job."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        who: RankIdentity,
+        protected: Protected,
+        rank: DrivenRank,
+        journal: Journal,
+    ) -> None:
+        self._guard: Guard | None = None
+        self._doubt: Doubt | None = None
+        self._protected, self._rank, self._began_ns = protected, rank, 0
+        self._journal, self._speaks = journal, who.rank == 0
+        only_undoes = settings.wrong_numbers == UNDO
+        guard = Guard(
+            protected,
+            membership,
+            who.world_size,
+            Spikes(settings.skip_spikes),
+            checks_products=settings.check_products,
+            withholds=not only_undoes,
+        )
+        if settings.wrong_numbers == "off":
+            return
+        if not guard.is_wanted:
+            if only_undoes:
+                protected.known_bad = None
+            return
+        self._guard = guard
+        self._doubt = Doubt(
+            numbers=guard,
+            rank=rank,
+            journal=journal,
+            number=who.rank,
+            world_size=who.world_size,
+            policy=Policy(
+                may_skip=settings.wrong_numbers != "stop",
+                skips_spikes=settings.skip_spikes,
+                only_undoes=only_undoes,
+                can_swap=guard.can_agree and not who.has_many_nodes,
+                can_go_back=settings.slots != 1,
+                has_more=settings.store is not None or who.has_many_nodes,
+                look_every_steps=settings.look_every_steps,
+            ),
+            pause=rank.pause,
+            own=own_device(settings, who),
+        )
+        if settings.slots == 1 and who.rank == 0 and not only_undoes:
+            why = (
+                "wrong numbers are told, and an update that is not finite is left out, but no step "
+                "is taken back: that takes two slots, and this job has one (slots)"
+            )
+            journal.record("caveat", why, WARNING)
+
+    def prepare(self, step: int) -> bool:
+        """See `Doubt`."""
+        return self._doubt is None or self._doubt.prepare(step)
+
+    def begin(self, step: int) -> None:
+        """The step's body begins."""
+        if self._doubt is not None:
+            self._doubt.begin(step)
+            self._began_ns = time.monotonic_ns()
+
+    def before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """In an optimizer's pre-step hook, when nobody reads its parameters any more."""
+        if self._guard is not None:
+            self._guard.before_update(optimizer, args, kwargs)
+
+    def counts(self, step: int, loss: object, entered: bool, is_last: bool) -> bool:
+        """The body is over: see `Doubt`."""
+        if self._doubt is None:
+            return True
+        self._rank.step_took(time.monotonic_ns() - self._began_ns)
+        return self._doubt.counts(step, loss, entered, is_last)
+
+    def stand_down(self, caller: str) -> None:
+        """`caller`, in a step's body: that step would not come to the same if it were run again, so
+        nobody looks any more. One that is in doubt already is decided first."""
+        if self._doubt is None or self._doubt.is_trying:
+            return
+        why = (
+            f"with {caller} a step that is run again does not come to the same numbers, so wrong "
+            "ones are not looked for any more"
+        )
+        if self._doubt.stand_down(why):
+            self._protected.known_bad = None
+            if self._speaks:
+                self._journal.record("caveat", why)
+        self.close()
+        self._guard = self._doubt = None
+
+    def close(self) -> None:
+        """No step follows."""
+        if self._guard is not None:
+            self._guard.drop()

@@ -1,0 +1,359 @@
+"""Stragglers: who is slow is named in time, with section and cause; clean noise names nobody; and
+where nothing can be told nothing is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepstep.core.detection.drift import LEARNT_BLOCKS, MOST_NOISE, Drift, DriftPoint
+from keepstep.core.detection.slow_now import SlowNow
+from keepstep.core.detection.stragglers import BLOCK_STEPS, Slow, SlowOver, Stragglers
+from keepstep.model.events import Event
+from keepstep.model.step_work import Section, WorkBlock
+from keepstep.model.units import MS_NS
+from tests.core.slow_steps import USUAL_NS, Steps, told_of
+
+ONSET = 300
+SEEDS = st.integers(0, 1 << 20)
+FEW = settings(max_examples=15, deadline=None)
+NOISES = st.sampled_from([0.01, 0.03, 0.1])
+
+
+def first_named(run: Steps, steps: int) -> tuple[int, Slow]:
+    told = told_of(run, steps)
+    assert told, "nobody was named"
+    end, slow = told[0]
+    assert isinstance(slow, Slow)
+    assert end >= run.onset, f"named before anybody was slow: {slow.why}"
+    return end, slow
+
+
+@FEW
+@given(
+    SEEDS,
+    st.sampled_from([2, 4]),
+    NOISES,
+    st.sampled_from([(1.0, 1.0), (0.25, 1.0), (0.1, 2.0)]),
+    st.booleans(),
+    st.sampled_from([0.0, 0.005]),
+    st.sampled_from([0.0, 0.08]),
+)
+def test_clean_steps_of_whatever_length_name_nobody(
+    seed: int,
+    ranks: int,
+    noise: float,
+    lengths: tuple[float, float],
+    tells: bool,
+    rare: float,
+    spread: float,
+) -> None:
+    run = Steps(ranks, seed, noise, lengths, tells, rare, spread)
+    assert [slow.why for _, slow in told_of(run, 3000)] == []
+
+
+@FEW
+@given(SEEDS, st.sampled_from([2, 3, 4]), NOISES, st.booleans(), st.sampled_from([0.0, 0.005]))
+def test_half_as_much_again_is_named_within_50_steps(
+    seed: int, ranks: int, noise: float, varies: bool, rare: float
+) -> None:
+    lengths = (0.25, 1.0) if varies else (1.0, 1.0)
+    run = Steps(
+        ranks, seed, noise, lengths, varies, rare, slow=seed % ranks, factor=1.5, onset=ONSET
+    )
+    end, slow = first_named(run, ONSET + 100)
+    assert end < ONSET + (50 if noise < 0.1 else 100)
+    assert (slow.rank, slow.section, slow.cause) == (seed % ranks, Section.COMPUTE, "compute")
+    assert abs(slow.since_step - ONSET) <= 5 * BLOCK_STEPS and slow.has_peers
+    assert f"rank {slow.rank} is slow since step {slow.since_step}" in slow.why
+
+
+@FEW
+@given(SEEDS, st.sampled_from([2, 4]), NOISES, st.booleans())
+def test_a_tenth_more_is_named_within_500_steps(
+    seed: int, ranks: int, noise: float, varies: bool
+) -> None:
+    lengths = (0.25, 1.0) if varies else (1.0, 1.0)
+    noise = min(noise, 0.05)
+    run = Steps(ranks, seed, noise, lengths, varies, slow=seed % ranks, factor=1.1, onset=ONSET)
+    end, slow = first_named(run, ONSET + 500)
+    assert (slow.rank, slow.section) == (seed % ranks, Section.COMPUTE)
+    assert end < ONSET + 500 and 0.06 <= slow.excess_ratio <= 0.16
+
+
+@pytest.mark.parametrize(
+    ("section", "factor", "cause"),
+    [
+        (Section.DATA, 20.0, "data"),
+        (Section.UPDATE, 4.0, "compute"),
+        (Section.HOOK, 6.0, "compute"),
+    ],
+)
+def test_the_section_that_takes_longer_is_named(
+    section: Section, factor: float, cause: str
+) -> None:
+    run = Steps(4, 1, slow=2, factor=factor, section=section)
+    _, slow = first_named(run, 400)
+    assert (slow.rank, slow.section, slow.cause) == (2, section, cause)
+
+
+@pytest.mark.parametrize(
+    ("uses", "cause"),
+    [
+        ((1.0, 0.0, 0.0), "compute"),
+        ((0.0, 1.0, 1.0), "quota"),
+        ((0.0, 1.0, 0.0), "neighbour"),
+        ((0.0, 0.0, 0.0), "blocked"),
+    ],
+)
+def test_what_grew_with_it_is_the_cause(uses: tuple[float, float, float], cause: str) -> None:
+    _, slow = first_named(Steps(4, 3, slow=1, factor=1.5, uses=uses), 400)
+    assert (slow.rank, slow.cause) == (1, cause)
+
+
+def test_memory_pressure_is_a_cause() -> None:
+    judge = Stragglers()
+    found: list[Slow | SlowOver] = []
+    for end, blocks in Steps(2, 5, slow=0, factor=1.6, uses=(0.0, 0.5, 0.0)).blocks(400):
+        stalled = 60 * MS_NS if end >= ONSET else 0
+        found += judge.add({r: b._replace(memory_stall_ns=stalled) for r, b in blocks.items()}, end)
+    assert [(s.rank, s.cause) for s in found if isinstance(s, Slow)] == [(0, "memory")]
+
+
+@FEW
+@given(SEEDS, st.sampled_from([2, 4]))
+def test_it_is_told_when_it_is_over_and_when_it_comes_again(seed: int, ranks: int) -> None:
+    run = Steps(ranks, seed, slow=1, factor=1.5, onset=ONSET, until=500)
+    judge = Stragglers()
+    told = [what for _, what in told_of(run, 700, judge)]
+    assert [type(what) for what in told] == [Slow, SlowOver] and judge.slow == {}
+    assert isinstance(told[1], SlowOver) and abs(told[1].until_step - 500) <= 10 * BLOCK_STEPS
+    again = replace(run, seed=seed + 1, onset=0, until=1 << 30)
+    assert [slow.rank for _, slow in told_of(again, 100, judge)] == [1]
+
+
+@FEW
+@given(SEEDS)
+def test_of_two_ranks_nobody_is_slow_when_the_other_has_become_faster(seed: int) -> None:
+    run = Steps(2, seed, slow=1, factor=0.6, uses=(1.0, 0.0, 0.0))
+    assert [slow.why for _, slow in told_of(run, 900)] == []
+
+
+@FEW
+@given(SEEDS, st.sampled_from([1, 2, 4]))
+def test_all_alike_slower_is_the_programs_own(seed: int, ranks: int) -> None:
+    assert told_of(Steps(ranks, seed, factor=1.5, all_slow=True), 900) == []
+
+
+@pytest.mark.parametrize(
+    ("uses", "cause"), [((0.0, 1.0, 1.0), "quota"), ((0.0, 1.0, 0.0), "neighbour")]
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_all_alike_slower_is_told_where_the_kernel_says_why(
+    ranks: int, uses: tuple[float, float, float], cause: str
+) -> None:
+    told = told_of(Steps(ranks, 2, factor=1.5, all_slow=True, uses=uses), 500)
+    named = [slow for _, slow in told if isinstance(slow, Slow)]
+    assert {slow.rank for slow in named} == set(range(ranks))
+    assert all(slow.cause == cause and not slow.has_peers for slow in named)
+
+
+def test_one_of_two_that_is_hindered_is_measured_by_its_peer() -> None:
+    """Its own past would tell of it, too, and of whatever hinders both for a while."""
+    told = told_of(Steps(2, 4, slow=1, factor=1.6, uses=(0.0, 1.0, 0.0)), 500)
+    assert [(slow.rank, slow.has_peers) for _, slow in told if isinstance(slow, Slow)] == [
+        (1, True)
+    ]
+
+
+@FEW
+@given(SEEDS)
+def test_too_noisy_is_unknown(seed: int) -> None:
+    run = Steps(2, seed, noise=0.9, slow=1, factor=1.5)
+    judge = Stragglers()
+    assert told_of(run, 1000, judge) == []
+    assert list(judge.doubts()) == ["noise"]
+    assert "cannot be told" in judge.doubts()["noise"]
+    assert "job.report(tokens=...)" in judge.doubts()["noise"]
+
+
+def test_quiet_steps_leave_no_doubt() -> None:
+    judge = Stragglers()
+    told_of(Steps(2, 1), 500, judge)
+    assert judge.doubts() == {}
+
+
+def test_on_a_device_it_is_said_that_only_data_loading_is_judged() -> None:
+    """Not when something varies, but from the first block on."""
+    judge = Stragglers((Section.DATA,), counts_processor=False)
+    told_of(Steps(2, 1, slow=1, factor=3.0, onset=0), BLOCK_STEPS, judge)
+    [(doubt, why)] = judge.doubts().items()
+    assert doubt == "device" and "on a device only data loading is judged" in why
+    judge.forget(0)
+    assert "rank 1 is alone on its node" in judge.doubts()["device"]
+
+
+def test_on_a_device_data_that_varies_too_much_is_unknown() -> None:
+    judge = Stragglers((Section.DATA,), counts_processor=False)
+    usual = {section: 10 * MS_NS for section in Section if section is not Section.APART}
+    told_of(Steps(2, 1, noise=1.5, usual=usual), 500, judge)
+    assert set(judge.doubts()) == {"device", "noise"}
+
+
+def test_who_is_alone_on_its_node_has_nobody_to_be_compared_with() -> None:
+    judge = Stragglers()
+    told_of(Steps(1, 1, slow=0, factor=2.0), 500, judge)
+    [(doubt, why)] = judge.doubts().items()
+    assert doubt == "alone" and "rank 0 is alone" in why and "quota" in why
+
+
+def test_what_a_rank_waits_for_its_peers_is_not_slow() -> None:
+    judge = Stragglers()
+    for end, blocks in Steps(2, 7).blocks(900):
+        late = {0: blocks[0]._replace(wait_ns=10**9 if end > ONSET else 0), 1: blocks[1]}
+        assert judge.add(late, end) == []
+
+
+def slowed(block: WorkBlock, factor: float) -> WorkBlock:
+    return block._replace(
+        own_ns=tuple(int(factor * ns) for ns in block.own_ns),
+        cpu_ns=tuple(int(factor * ns) for ns in block.cpu_ns),
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_slow_from_the_beginning_is_told_where_all_do_the_same(ranks: int) -> None:
+    judge = Stragglers()
+    found: list[Any] = []
+    for end, blocks in Steps(ranks, 3).blocks(600):
+        found += judge.add({**blocks, 1: slowed(blocks[1], 1.5)}, end)
+    assert [(slow.rank, slow.is_standing) for slow in found] == [(1, True)]
+    assert "from the beginning" in found[0].why and judge.slow.keys() == {1}
+
+
+def test_stages_of_a_pipeline_differ_and_nobody_is_slow() -> None:
+    judge = Stragglers()
+    for end, blocks in Steps(2, 3).blocks(900):
+        heavier = slowed(blocks[1], 1.5)._replace(collectives=7 * BLOCK_STEPS)
+        assert judge.add({0: blocks[0], 1: heavier}, end) == []
+
+
+def test_a_heavier_stage_that_becomes_slow_is_named_all_the_same() -> None:
+    judge = Stragglers()
+    found: list[Any] = []
+    for end, blocks in Steps(2, 3, slow=1, factor=1.5).blocks(400):
+        heavier = slowed(blocks[1], 1.5)._replace(collectives=7 * BLOCK_STEPS)
+        found += judge.add({0: blocks[0], 1: heavier}, end)
+    assert [slow.rank for slow in found] == [1]
+
+
+def test_two_slow_ranks_of_four_are_both_named() -> None:
+    judge = Stragglers()
+    found: list[Any] = []
+    for end, blocks in Steps(4, 9).blocks(700):
+        now = {
+            **blocks,
+            **({0: slowed(blocks[0], 1.5)} if end > 300 else {}),
+            **({3: slowed(blocks[3], 1.4)} if end > 450 else {}),
+        }
+        found += judge.add(now, end)
+    assert [slow.rank for slow in found] == [0, 3]
+
+
+def test_what_is_shorter_than_anybody_feels_is_not_told() -> None:
+    usual = {section: ns // 1000 for section, ns in USUAL_NS.items()}
+    assert told_of(Steps(2, 1, slow=1, factor=1.5, usual=usual), 900) == []
+
+
+def test_on_a_device_only_data_is_judged() -> None:
+    only_data = lambda: Stragglers((Section.DATA,), counts_processor=False)  # noqa: E731
+    assert told_of(Steps(2, 1, slow=1, factor=1.5), 900, only_data()) == []
+    late = Steps(2, 1, slow=1, factor=20.0, section=Section.DATA)
+    [(_, slow)] = told_of(late, 400, only_data())
+    assert isinstance(slow, Slow) and (slow.rank, slow.section) == (1, Section.DATA)
+
+
+def test_who_is_forgotten_is_learnt_anew() -> None:
+    judge = Stragglers()
+    told_of(Steps(2, 1, slow=1, factor=1.5), 400, judge)
+    assert judge.slow.keys() == {1}
+    judge.forget(1)
+    assert judge.slow == {}
+
+
+@given(st.lists(st.floats(-1, 1), min_size=LEARNT_BLOCKS, max_size=200))
+def test_nothing_rises_before_a_reference_or_without_excess(ratios: list[float]) -> None:
+    channel = Drift(0.06)
+    for number, ratio in enumerate(ratios):
+        if channel.add(DriftPoint(ratio, 0.0), number):
+            assert channel.reference is not None and channel.reference.noise <= MOST_NOISE
+            assert number >= LEARNT_BLOCKS
+
+
+def event(kind: str, **data: Any) -> Event:
+    return Event(0, 0, "agent", kind, "so it was", data)
+
+
+def test_who_is_slow_now_is_what_the_journal_told_last() -> None:
+    begins, slow = event("job-started"), event("slow-rank", rank=3, excess_ratio=0.5)
+    assert SlowNow([begins, slow]).excess_ratios() == {3: 0.5}
+    assert SlowNow([begins, slow, event("slow-over", rank=3)]).by_rank() == {}
+    assert SlowNow([slow, begins]).by_rank() == {}
+    odd = [event("slow-rank", rank="3"), event("slow-rank", rank=2, excess_ratio="much")]
+    assert SlowNow(odd).excess_ratios() == {2: 0.0}
+
+
+def test_what_fixed_work_said_counts_for_the_spell_it_was_said_in() -> None:
+    slow, over = event("slow-rank", rank=3), event("slow-over", rank=3)
+    said = event("slow-confirmed", rank=3, cause="program")
+    assert SlowNow([slow, said]).confirmed() == {3: said}
+    assert SlowNow([said, slow]).confirmed() == {}
+    assert SlowNow([slow, said, over]).confirmed() == {}
+    assert SlowNow([slow, said, slow]).confirmed() == {}, "that is asked anew"
+    assert SlowNow([slow, said, event("job-started")]).confirmed() == {}
+
+
+def test_a_doubt_counts_until_it_is_over() -> None:
+    noise, alone = (event("slow-unknown", doubt=doubt) for doubt in ("noise", "alone"))
+    over = event("slow-known", doubt="noise")
+    assert SlowNow([noise, alone]).doubts() == [noise, alone]
+    assert SlowNow([noise, alone, over]).doubts() == [alone]
+    assert SlowNow([noise, alone, event("job-started")]).doubts() == []
+
+
+def shared(end: int, shares: dict[int, int], costs_ms: dict[int, float], seed: int) -> Any:
+    """A block of ranks that share micro-batches, each of which takes them so long."""
+    noise = Steps(len(shares), seed=seed + end, noise=0.02)
+    _, usual = next(noise.blocks(BLOCK_STEPS))
+    found = {}
+    for rank, block in usual.items():
+        scale = shares[rank] * costs_ms[rank] * MS_NS / USUAL_NS[Section.COMPUTE]
+        own, cpu = list(block.own_ns), list(block.cpu_ns)
+        own[Section.COMPUTE] = int(own[Section.COMPUTE] * scale)
+        cpu[Section.COMPUTE] = int(cpu[Section.COMPUTE] * scale)
+        micro_batches = shares[rank] * BLOCK_STEPS
+        found[rank] = block._replace(
+            own_ns=tuple(own), cpu_ns=tuple(cpu), micro_batches=micro_batches
+        )
+    return found
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_who_takes_over_a_slow_ranks_work_is_not_slow_and_that_one_is_still(tells: bool) -> None:
+    judge, told = Stragglers(), []
+    even, moved = dict.fromkeys(range(4), 7), {0: 8, 1: 8, 2: 4, 3: 8}
+    fast = dict.fromkeys(range(4), 6.0)
+    slow = {**fast, 2: 12.0}
+    for end in range(BLOCK_STEPS - 1, 1500, BLOCK_STEPS):
+        is_slow = 300 <= end < 1000
+        shares = moved if 330 <= end < 1030 else even
+        blocks = shared(end, shares, slow if is_slow else fast, 5)
+        if tells:
+            blocks = {r: b._replace(tokens=512 * b.micro_batches) for r, b in blocks.items()}
+        told += [(end, one) for one in judge.add(blocks, end)]
+    assert [(type(one), one.rank) for _, one in told] == [(Slow, 2), (SlowOver, 2)]
+    assert 300 <= told[0][0] < 350 and 1000 <= told[1][0] < 1100

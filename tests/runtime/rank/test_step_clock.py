@@ -1,0 +1,162 @@
+"""The step clock: own time and waits add up to all the time, each charged to its section."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.model.step_work import Section, StepWork
+from keepstep.runtime.rank.step_clock import StepClock
+
+
+class Thread:
+    """A trainer's thread, and what the kernel counts of it."""
+
+    def __init__(self, sees_collectives: bool = True) -> None:
+        self.wall_ns = self.cpu_ns = self.delay_ns = 1000
+        self.written: list[StepWork] = []
+        self.clock = StepClock(
+            lambda: self.wall_ns,
+            lambda: self.cpu_ns,
+            lambda: self.delay_ns,
+            self.written.append,
+            sees_collectives,
+        )
+
+    def computes(self, ns: int) -> None:
+        self.wall_ns += ns
+        self.cpu_ns += ns
+
+    def sleeps(self, ns: int) -> None:
+        self.wall_ns += ns
+
+    def is_ready(self, ns: int) -> None:
+        """While others have the processor."""
+        self.wall_ns += ns
+        self.delay_ns += ns
+
+
+def end(thread: Thread, step: int = 0) -> StepWork:
+    thread.clock.step_ended(step, 1, 3)
+    return thread.written[-1]
+
+
+def own(work: StepWork) -> dict[Section, int]:
+    return {section: work.own_ns[section] for section in Section if work.own_ns[section]}
+
+
+def test_each_section_has_its_own_time() -> None:
+    thread = Thread()
+    clock = thread.clock
+    thread.computes(1)
+    clock.step_begun()
+    thread.sleeps(20)
+    clock.body_entered()
+    thread.computes(300)
+    assert clock.enter(Section.DATA) == Section.COMPUTE
+    thread.sleeps(4)
+    clock.back(Section.COMPUTE)
+    clock.in_body()
+    clock.enter(Section.HOOK)
+    thread.computes(2)
+    clock.enter(Section.UPDATE)
+    thread.computes(50)
+    clock.enter(Section.COMPUTE)
+    clock.enter(Section.APART)
+    thread.computes(6000)
+    clock.enter(Section.COMPUTE)
+    clock.worked(512)
+    work = end(thread, 7)
+    assert own(work) == {
+        Section.DATA: 24,
+        Section.COMPUTE: 300,
+        Section.UPDATE: 50,
+        Section.HOOK: 3,
+        Section.APART: 6000,
+    }
+    assert work.cpu_ns[Section.DATA] == 0 and work.cpu_ns[Section.COMPUTE] == 300
+    assert (work.step, work.epoch, work.collectives, work.tokens) == (7, 1, 3, 512)
+    assert (work.wait_ns, work.ended_ns) == (0, thread.wall_ns)
+    thread.sleeps(5)  # whatever comes before the next step is its data
+    clock.enter(Section.HOOK)
+    assert own(end(thread, 8))[Section.DATA] == 29
+
+
+def test_a_body_that_does_not_say_when_it_begins_began_with_the_step() -> None:
+    thread = Thread()
+    thread.clock.step_begun()
+    thread.sleeps(20)
+    thread.clock.in_body()
+    thread.clock.enter(Section.UPDATE)
+    thread.computes(5)
+    assert own(end(thread)) == {Section.COMPUTE: 20, Section.UPDATE: 5}
+    thread.clock.step_begun()
+    thread.computes(7)
+    assert own(end(thread))[Section.COMPUTE] == 27, "also without an update"
+
+
+def test_what_is_waited_in_collectives_is_not_the_ranks_own() -> None:
+    thread = Thread()
+    thread.clock.step_begun()
+    thread.clock.body_entered()
+    thread.computes(100)
+    thread.clock.busy(True)
+    thread.computes(40)  # beside the collective, as a backward pass does
+    thread.is_ready(7)
+    thread.sleeps(1000)
+    thread.clock.busy(False)
+    thread.sleeps(30)  # nobody is waited for here
+    work = end(thread)
+    assert own(work) == {Section.COMPUTE: 177} and work.wait_ns == 1000
+    assert sum(work.delay_ns) == work.delay_ns[Section.COMPUTE] == 7
+
+
+def test_where_collectives_are_not_seen_nothing_that_may_be_a_wait_is_its_own() -> None:
+    thread = Thread(sees_collectives=False)
+    thread.clock.step_begun()
+    thread.is_ready(3)
+    thread.sleeps(20)
+    thread.clock.body_entered()
+    thread.computes(100)
+    thread.is_ready(7)
+    thread.sleeps(1000)
+    work = end(thread)
+    assert own(work) == {Section.DATA: 23, Section.COMPUTE: 107} and work.wait_ns == 1000
+    thread.clock.step_begun()
+    thread.sleeps(50)
+    thread.computes(2)
+    again = end(thread)
+    assert again.own_ns[Section.COMPUTE] == 109 and again.wait_ns == 1050
+
+
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("computes"), st.integers(0, 99)),
+        st.tuples(st.just("sleeps"), st.integers(0, 99)),
+        st.tuples(st.just("is_ready"), st.integers(0, 99)),
+        st.tuples(st.just("enter"), st.sampled_from(Section)),
+        st.tuples(st.just("busy"), st.booleans()),
+        st.tuples(st.sampled_from(["step_begun", "body_entered", "in_body", "end"]), st.none()),
+    ),
+    max_size=60,
+)
+
+
+@given(ACTS, st.booleans())
+def test_own_time_and_waits_are_all_the_time(acts: list[tuple[str, object]], sees: bool) -> None:
+    thread = Thread(sees)
+    for name, given_ in acts:
+        if name == "end":
+            end(thread)
+        elif hasattr(thread, name):
+            getattr(thread, name)(given_)
+        else:
+            getattr(thread.clock, name)(*(() if given_ is None else (given_,)))
+    work = end(thread)
+    assert sum(work.own_ns) + work.wait_ns == thread.wall_ns - 1000
+    assert sum(work.cpu_ns) == thread.cpu_ns - 1000
+    assert min(*work.own_ns, *work.cpu_ns, work.wait_ns) >= 0
+    sums = [(*w.own_ns, *w.cpu_ns, *w.delay_ns, w.wait_ns) for w in thread.written]
+    assert all(a <= b for old, new in pairwise(sums) for a, b in zip(old, new, strict=True))

@@ -1,0 +1,95 @@
+"""Step numbers: whether a step counts is its doubt's word; where nobody looks every step does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from keepstep.runtime.rank import step_numbers
+from keepstep.runtime.rank.step_numbers import NumbersOfProcess
+from tests.runtime.fakes import FakeJournal
+
+WHO: Any = SimpleNamespace(world_size=2, rank=0, local_world_size=2, has_many_nodes=False)
+
+
+def numbers(
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: str,
+    is_wanted: bool,
+    journal: FakeJournal | None = None,
+) -> NumbersOfProcess:
+    settings: Any = SimpleNamespace(
+        wrong_numbers=wanted,
+        journal_path=None,
+        skip_spikes=False,
+        check_products=False,
+        slots=None,
+        store=None,
+        look_every_steps=1,
+    )
+    guard = SimpleNamespace(is_wanted=is_wanted, can_agree=True, drop=lambda: None)
+    monkeypatch.setattr(step_numbers, "Guard", lambda *_, **__: guard)
+    doubt = SimpleNamespace(
+        prepare=lambda step: step != 4,
+        counts=lambda step, loss, entered, is_last: (
+            (step, loss, entered, is_last) == (5, 0.5, True, False)
+        ),
+        is_trying=False,
+        has_bad_state=False,
+    )
+    doubt.stand_down = lambda why: not doubt.has_bad_state
+    monkeypatch.setattr(step_numbers, "Doubt", lambda **_: doubt)
+    nothing: Any = SimpleNamespace(pause=None, step_took=lambda _: None, known_bad=object())
+    return NumbersOfProcess(settings, WHO, nothing, nothing, journal or FakeJournal())
+
+
+@pytest.mark.parametrize(("wanted", "is_wanted"), [("off", True), ("skip", False)])
+def test_where_nobody_looks_every_step_counts(
+    wanted: str, is_wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = numbers(monkeypatch, wanted, is_wanted)
+    assert found.prepare(4) and found.counts(4, None, False, True)
+
+
+def test_a_step_in_doubt_counts_only_if_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = numbers(monkeypatch, "skip", True)
+    assert found.prepare(5) and not found.prepare(4)
+    assert found.counts(5, 0.5, True, False)
+    assert not found.counts(6, 0.5, True, False) and not found.counts(5, 0.5, True, True)
+
+
+def test_who_stands_down_looks_no_more_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = FakeJournal()
+    found = numbers(monkeypatch, "undo", True, journal)
+    for _ in range(2):
+        found.stand_down("partial_sum()")
+    assert found.prepare(4) and found.counts(6, None, True, False)
+    [told] = journal.of("caveat")
+    assert "partial_sum()" in told.why
+
+
+def test_what_is_in_doubt_is_decided_before_anybody_stands_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run of it in another rank's place counts for nobody: that is still to be known."""
+    found = numbers(monkeypatch, "undo", True)
+    doubt: Any = found._doubt
+    doubt.is_trying = True
+    found.stand_down("partial_sum()")
+    assert not found.counts(6, 0.5, True, False)
+    doubt.is_trying = False
+    found.stand_down("partial_sum()")
+    assert found.counts(6, 0.5, True, False)
+
+
+@pytest.mark.parametrize("has_bad_state", [True, False])
+def test_copies_are_looked_at_no_more_unless_one_was_bad(
+    has_bad_state: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = numbers(monkeypatch, "undo", True)
+    doubt: Any = found._doubt
+    doubt.has_bad_state = has_bad_state
+    found.stand_down("partial_sum()")
+    assert (found._protected.known_bad is not None) == has_bad_state
