@@ -36,7 +36,8 @@ from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.model.units import MIB
 
 SHM = os.environ.get("GPU_LAB_SHM", "/dev/shm")
-STEPS = 30
+STEPS = int(os.environ.get("GPU_LAB_STEPS", "30"))
+SLOW_STEPS = 9  # of what holds the trainer for seconds
 
 
 @contextlib.contextmanager
@@ -58,7 +59,7 @@ def env(gib: str = "4") -> None:
     nbytes = int(float(gib) * 2**30)
     say(
         "device",
-        name=torch.cuda.get_device_name().replace(" ", "_"),
+        card=torch.cuda.get_device_name().replace(" ", "_"),
         torch=torch.__version__,
         nccl=".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
         shm_gb=shutil.disk_usage(SHM).total / GB,
@@ -112,16 +113,36 @@ def _hash_rates(slot: Slot, host: torch.Tensor, there: torch.Tensor, nbytes: int
         for thread in each:
             thread.join()
         say("xxh3", threads=threads, gbs=nbytes / (time.perf_counter() - began) / GB)
-    hashed_s = [0.0]
+    _hash_beside(slot, host, there, nbytes)
 
-    def both() -> None:
-        host.copy_(there, non_blocking=True)
+
+def _hash_beside(slot: Slot, host: torch.Tensor, there: torch.Tensor, nbytes: int) -> None:
+    """As a capture does: some threads hash while bytes land elsewhere in the slot."""
+    for threads in (4, 8):
+        is_over = threading.Event()
+        hashed = [0] * threads
+
+        def hash_on(number: int, is_over: threading.Event = is_over, into: Any = hashed) -> None:
+            part = nbytes // 64
+            while not is_over.is_set():
+                block_checksums(slot.payload[number * part : (number + 1) * part])
+                into[number] += part
+
+        each = [threading.Thread(target=hash_on, args=(number,)) for number in range(threads)]
         began = time.perf_counter()
-        block_checksums(slot.payload[: nbytes // 4])
-        hashed_s[0] = time.perf_counter() - began
-
-    took = clock(both)
-    say("xxh3_beside_d2h", xxh3_gbs=nbytes / 4 / hashed_s[0] / GB, d2h_gbs=nbytes / took / GB)
+        for thread in each:
+            thread.start()
+        half = nbytes // 2
+        landed = clock(lambda: host[half:].copy_(there[half:], non_blocking=True))
+        is_over.set()
+        for thread in each:
+            thread.join()
+        say(
+            "xxh3_beside_d2h",
+            threads=threads,
+            xxh3_gbs=sum(hashed) / (time.perf_counter() - began) / GB,
+            d2h_gbs=(nbytes - half) / landed / GB,
+        )
 
 
 def futures(backend: str = "keepstep") -> None:
@@ -229,7 +250,7 @@ def capture(gb: str = "10", tokens: str = "32768", mode: str = "all") -> None:
     if mode == "keepstep":
         extra = _with_keepstep(trainer, marks)
     else:
-        extra = trainer.with_others(mode, STEPS, marks)
+        extra = trainer.with_others(mode, SLOW_STEPS if mode == "torch_save" else STEPS, marks)
     torch.cuda.synchronize()
     times = device_times(marks)
     say(
@@ -298,7 +319,7 @@ def adopt(gb: str = "10", tokens: str = "32768", life: str = "0") -> None:
         trainer.step()
         torch.cuda.synchronize()
         if life == "1" and step == 6:
-            time.sleep(5)
+            time.sleep(2)
             os.kill(os.getpid(), signal.SIGKILL)
     say("copies", life=life, **told(job))
     job.close()
@@ -320,47 +341,72 @@ def rollback(gb: str = "10", tokens: str = "32768") -> None:
         slot = Slot.create(MEMORY, home / "slot-0", gathered.payload_bytes, 16 * MIB)
         live.pin(slot)
         trainer.seal(slot, live.copy(gathered, slot), run_acts)
-        before, addresses = torch.cuda.memory_allocated(), trainer.addresses()
+        addresses = trainer.addresses()
         trainer.step()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        header, layout = slot.verify(threads=4)
+        before = torch.cuda.memory_allocated()
         began = time.perf_counter()
+        header, layout = slot.verify(threads=4)
+        verified = time.perf_counter() - began
         live.load(slot, header, layout)
-        loaded = time.perf_counter() - began
+        loaded, loaded_peak = time.perf_counter() - began, torch.cuda.max_memory_allocated()
         wrong = live.differing(slot, header, layout)
         say(
             "rollback",
-            load_s=loaded,
+            state_gb=header.payload_bytes / GB,
+            verify_s=verified,
+            load_s=loaded - verified,
             proven_s=time.perf_counter() - began,
             wrong=len(wrong),
             same_addresses=addresses == trainer.addresses(),
+            loaded_peak_ratio=loaded_peak / before,
             peak_ratio=torch.cuda.max_memory_allocated() / before,
         )
         slot.close()
 
 
 def item() -> None:
-    """How long a trainer's `loss.item()` waits while a state leaves the device, by the size of the
-    pieces."""
+    """How long a trainer's `loss.item()` waits while a state leaves the device: by the size of the
+    pieces, and by how many streams take turns with them."""
     nbytes = 1 << 30
     there = [torch.empty(nbytes, dtype=torch.uint8, device="cuda") for _ in range(8)]
     host = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(8)]
-    side, x = torch.cuda.Stream(), torch.ones(1, device="cuda")
-    for piece in (0, nbytes, 32 << 20, 4 << 20):
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    x, event = torch.ones(1, device="cuda"), torch.cuda.Event()
+    x.item()
+    for piece, turns in ((0, 1), (nbytes, 1), (32 << 20, 1), (32 << 20, 2), (8 << 20, 2)):
         torch.cuda.synchronize()
-        waits = []
-        if piece:
-            with torch.cuda.stream(side):
-                for a, b in zip(there, host, strict=True):
-                    for at in range(0, nbytes, piece):
-                        b[at : at + piece].copy_(a[at : at + piece], non_blocking=True)
-        for _ in range(30):
-            began = time.perf_counter()
+        waits: list[float] = []
+        began = time.perf_counter()
+        number = 0
+        for a, b in zip(there, host, strict=True):
+            for at in range(0, nbytes, piece or nbytes):
+                if not piece:
+                    continue
+                with torch.cuda.stream(streams[number % turns]):
+                    if turns > 1:
+                        torch.cuda.current_stream().wait_event(event)
+                    b[at : at + piece].copy_(a[at : at + piece], non_blocking=True)
+                    if turns > 1:
+                        event.record()
+                number += 1
+        ordered_s = time.perf_counter() - began
+        while len(waits) < 30 or (piece and not all(stream.query() for stream in streams)):
+            asked = time.perf_counter()
             x.item()
-            waits.append((time.perf_counter() - began) * 1e3)
-        say("item", piece_mib=piece / 2**20, median_ms=statistics.median(waits), worst=max(waits))
+            waits.append((time.perf_counter() - asked) * 1e3)
         torch.cuda.synchronize()
+        say(
+            "item",
+            piece_mib=piece / 2**20,
+            streams=turns,
+            median_ms=statistics.median(waits),
+            worst_ms=max(waits),
+            asked=len(waits),
+            ordered_ms=ordered_s * 1e3,
+            gbs=8 * nbytes / (time.perf_counter() - began) / GB,
+        )
 
 
 def graph() -> None:

@@ -126,23 +126,19 @@ class Raw(Nothing):
 
 
 class Dcp(Nothing):
-    """DCP's stager with its pinned cache."""
+    """DCP's stager with its pinned cache, which `async_save` waits for. (`DefaultStager`, its newer
+    one, raises KeyError on this state with torch 2.11.)"""
 
     def __init__(self, trainer: Trainer) -> None:
-        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+        from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
         super().__init__(trainer)
-        self._stager = DefaultStager(StagingOptions())
-        self._pending: Any = None
-
-    def before_update(self) -> None:
-        if self._pending is not None and hasattr(self._pending, "result"):
-            self._pending.result()
+        self._stager = BlockingAsyncStager(cache_staged_state_dict=True)
 
     def save(self) -> None:
         trainer = self._trainer
         state = {"m": trainer.model.state_dict(), "o": trainer.optimizer.state_dict()}
-        self._pending = self._stager.stage(state)
+        self._stager.stage(state)
 
 
 class TorchSave(Nothing):

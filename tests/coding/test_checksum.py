@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import xxhash
@@ -15,6 +16,7 @@ from keepstep.coding.checksum import (
     block_checksums,
     checksum,
     first_mismatch,
+    in_threads,
     pack_table,
     unpack_table,
 )
@@ -113,3 +115,14 @@ def test_the_table_comes_back(sums: list[int]) -> None:
 
 def test_the_table_is_little_endian() -> None:
     assert pack_table([1, 1 << 63]) == bytes([1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80])
+
+
+def test_blocks_are_hashed_also_where_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the interpreter ends, when the last snapshot is still on its way."""
+    assert in_threads(lambda block: 10 * block, range(20), 4) == [10 * n for n in range(20)]
+
+    def refuses(*_: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuses)
+    assert in_threads(lambda block: 10 * block, range(20), 4) == [10 * n for n in range(20)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Generic
@@ -69,6 +70,18 @@ def test_an_option_is_complete(option: Option) -> None:
     assert bool(option.metavar) == (option.kind is not bool)
     assert option.default_words
     assert option.variable not in INTERNAL
+
+
+def test_every_variable_that_the_docs_name_is_known() -> None:
+    """`keepstep run` refused one that docs/gpu.md tells its reader to set."""
+    docs = Path(__file__).parents[2] / "docs"
+    named = {
+        name
+        for page in (docs.parent / "README.md", *docs.rglob("*.md"))
+        for name in re.findall(r"\bKEEPSTEP_[A-Z0-9_]*[A-Z0-9]\b(?!\*)", page.read_text())
+    }
+    known = {option.variable for option in OPTIONS} | INTERNAL
+    assert named - known == set()
 
 
 @each_option

@@ -56,7 +56,9 @@ class Training:
         self.optimizer.step()
 
     def tensors(self) -> list[torch.Tensor]:
-        return [item.local for item in self.protected.gather().items if item.spec.nbytes]
+        """Without random states, which are others at each look."""
+        items = self.protected.gather().items
+        return [i.local for i in items if i.spec.nbytes and i.local.is_cuda]
 
     def bytes_of(self) -> list[bytes]:
         """The oracle."""

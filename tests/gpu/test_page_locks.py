@@ -16,6 +16,7 @@ from keepstep.config import resolve
 from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
+from keepstep.edge.torch import page_locks
 from keepstep.edge.torch.cuda_pages import CudaPages
 from keepstep.edge.torch.live_state import TorchState
 from keepstep.edge.torch.page_locks import PageLocks
@@ -100,7 +101,7 @@ def test_with_locks_that_outlive_their_map_it_would_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the test above could not fail. The new map lies where the old one lay."""
-    monkeypatch.setattr(PageLocks, "_end", lambda self, slot: None)
+    monkeypatch.setattr(PageLocks, "_end", lambda self, slot: page_locks._kept.clear())
     monkeypatch.setattr(PageLocks, "lock", once_for_each_address(PageLocks.lock))
     assert replaced(Training(tmp_path)) != {8}
 

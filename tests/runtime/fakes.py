@@ -308,6 +308,7 @@ class FakeLive:
         self.shared: Replicas | None = None
         self.is_on_device = False
         self.device_ns: int | None = None  # what a device has waited for each copy
+        self.behind: Callable[[], bool] | None = None
 
     def gather(self) -> FakeGathered:
         size = len(self.state)
@@ -327,6 +328,9 @@ class FakeLive:
 
     def coming_bytes(self) -> tuple[int, int, str]:
         return self.gather().payload_bytes, 4 * KIB, ""
+
+    def device_behind(self) -> Callable[[], bool] | None:
+        return self.behind
 
     def restoring_bytes(self) -> int:
         return 0

@@ -24,6 +24,7 @@ from keepstep.config.option import ENV_PREFIX, Environ, Option
 from keepstep.config.table import OPTIONS, Options
 from keepstep.errors import ConfigError
 from keepstep.model.decoding import an_object, from_json
+from keepstep.model.device import UNTESTED_NCCL
 from keepstep.model.topology import Copies, parse_policy
 
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un holds 108 with the final zero
@@ -41,6 +42,8 @@ INTERNAL = {
     "KEEPSTEP_DRILL",
     "KEEPSTEP_LAB",
     "KEEPSTEP_RAY_AGENT",
+    *(f"KEEPSTEP_LOST_{what}" for what in ("NODE", "HOST", "JOB", "WHY")),  # for replace_command
+    UNTESTED_NCCL,
 }
 YES_AND_NO = {
     **dict.fromkeys(("on", "1", "true", "yes"), True),

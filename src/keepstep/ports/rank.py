@@ -114,6 +114,10 @@ class LiveState(Protocol):
         """Of the first snapshots: payload and manifest bytes, with what the first steps will add;
         and a remark when that is not known, else an empty text."""
 
+    def device_behind(self) -> Callable[[], bool] | None:
+        """At a boundary: what says whether a device has still something to do of what the trainer
+        has ordered until now. None where there is no device."""
+
     def restoring_bytes(self) -> int:
         """How much memory besides the slots a restore into this process takes, while it lasts: of
         what has no place in the live state to be written to."""

@@ -309,10 +309,20 @@ class FakeNccl:
     def abort(self) -> None:
         self.is_aborted = True
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: object) -> FakeNcclWork:
+    def end_on_stream(self) -> FakeEvent:
+        event = FakeEvent(self._device)
+        event.record()
+        return event
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> FakeNcclWork | None:
+        """As torch 2.8 and later have it: on the caller's stream, and with nothing in return, where
+        `asyncOp` is false."""
         if self.is_aborted:
             raise RuntimeError("NCCL communicator was aborted")
-        self._stream.wait_stream(self._device.current)
+        is_async = getattr(opts, "asyncOp", True)
+        stream = self._stream if is_async else self._device.current
+        if is_async:
+            stream.wait_stream(self._device.current)
 
         def reduce() -> None:
             for tensor in tensors:
@@ -321,7 +331,9 @@ class FakeNccl:
         def may() -> bool:
             return self.is_aborted or not self.is_peer_lost
 
-        self._stream.order(reduce, may)
+        stream.order(reduce, may)
+        if not is_async:
+            return None
         end = FakeEvent(self._device)
-        end.record(self._stream)
+        end.record(stream)
         return FakeNcclWork(self._device, end, tensors)

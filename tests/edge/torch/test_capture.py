@@ -22,6 +22,7 @@ from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch import restore
+from keepstep.edge.torch.capture import TensorCopy
 from keepstep.edge.torch.numbers.copied import KnownBad
 from keepstep.edge.torch.plan import CopyShare
 from keepstep.edge.torch.state import Protected, State
@@ -60,6 +61,13 @@ def saved(room: Room) -> list[Any]:
     header, layout = room.slot.verify()
     tree = restore.open_snapshot(reader.protected, room.slot, header, layout).tree
     return [tree["model"], tree["optimizer"]]
+
+
+def test_a_copy_is_equal_to_nothing_but_itself(room: Room) -> None:
+    """Its tensors raise where one asks whether they are equal. Seen on a device: the third step
+    ended so."""
+    one, other = (TensorCopy(Training().protected.gather(), room.slot) for _ in range(2))
+    assert one != other and one == one and len({one, other}) == 2
 
 
 def test_forward_and_backward_before_the_copy_change_nothing(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
 from keepstep.edge.torch import membership as module
@@ -68,6 +69,23 @@ def test_a_collective_works_on_the_caller_s_own_tensor_and_nobody_waits_for_it(
     assert work.wait() and tensor.tolist() == [1, 1, 1], "the trainer has not waited"
     queue.device.synchronize()
     assert tensor.tolist() == [2, 2, 2] and work.has_ended()
+
+
+@pytest.mark.parametrize("way", ["wait", "future"])
+def test_one_that_is_waited_for_at_once_is_on_the_caller_s_stream(queue: Queue, way: str) -> None:
+    """NCCL hands back nothing for it. Seen on a device, torch 2.11: it was asked to wait."""
+    tensor, options = torch.ones(3), c10d.AllreduceOptions()
+    options.asyncOp = False
+    work = queue.group.allreduce([tensor], options)
+    assert isinstance(work, QueuedWork) and not work.has_ended() and work.result()[0] is tensor
+    if way == "wait":
+        assert work.wait()
+    else:
+        assert work.get_future().wait()[0] is tensor
+    seen = torch.zeros(3)
+    queue.device.current.order(lambda: seen.copy_(tensor))
+    queue.device.synchronize()
+    assert seen.tolist() == [2, 2, 2] and work.has_ended()
 
 
 def test_its_future_is_nccl_s_own(queue: Queue) -> None:

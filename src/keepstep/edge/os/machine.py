@@ -6,11 +6,13 @@ import os
 import socket
 from pathlib import Path
 
-MOST_PROOF_THREADS = 4  # so many reach what a node's memory gives
+# Beside an H200 four hash 27 GB/s, eight 45, and its bus brings 55.
+MOST_PROOF_THREADS = 8
 
 
 def proof_threads() -> int:
-    """How many threads hash or copy a state at once while the trainer waits for it."""
+    """How many threads hash or copy a state at once: while the trainer waits for it, or while it
+    comes from a device."""
     return min(MOST_PROOF_THREADS, len(os.sched_getaffinity(0)))
 
 

@@ -55,10 +55,10 @@ AT_ONCE_BYTES = MIB  # so little is copied quicker than a thread is woken
 GOLDEN_RATIO = 0.6180339887498949  # multiples of it, without their whole part, fill a range evenly
 
 
-@dataclass
+@dataclass(eq=False)
 class TensorCopy:
     """One snapshot on its way from live tensors to a slot. Made on the trainer's thread, carried on
-    by the capture thread."""
+    by the capture thread. Equal to nothing but itself: tensors cannot be compared in passing."""
 
     state: State
     slot: Slot

@@ -3,6 +3,11 @@
     trainer's stream  --follow-->  copies  --mark-->  trainer's stream, an update: `lead`
                                              \\------->  a thread of the host: `wait`
 
+The copies take turns on two streams, each turn behind the one before. What else leaves the device,
+as the number of a `loss.item()`, gets the bus between two turns. On one stream it stood behind all
+that was ordered, however small the pieces (seen on an H200: 151 ms for 8 GiB; with turns of 32 MiB
+0.6 ms, at the same rate).
+
 Nobody on the host waits in `follow`, `copy` and `lead`: they order, and the device waits. How long
 it did is known later (`TimedWait`): two timed events around the wait, on the trainer's own stream.
 
@@ -79,7 +84,22 @@ class CopyStream:
     ) -> None:
         """cuda: torch's module of that name, or what stands for it."""
         self._device, self._cuda, self._copies = device, cuda, copies or TorchOrders()
-        self._stream = own_stream(device) if cuda is torch.cuda else cuda.Stream(device)
+        make = own_stream if cuda is torch.cuda else cuda.Stream
+        self._both = [make(device) for _ in range(2)]
+        self._ended = [cuda.Event() for _ in self._both]
+        self._turn = 0
+
+    @property
+    def _stream(self) -> Any:
+        """Whose turn it is."""
+        return self._both[self._turn]
+
+    def take_turns(self) -> None:
+        """What is ordered from here on is behind what was ordered before, on the other stream."""
+        ended = self._ended[self._turn]
+        ended.record(self._stream)
+        self._turn = 1 - self._turn
+        self._stream.wait_event(ended)
 
     @property
     def is_captured(self) -> bool:
@@ -102,6 +122,12 @@ class CopyStream:
     def mark(self) -> Landing:
         event = self._cuda.Event()
         event.record(self._stream)
+        return Landing(event)
+
+    def trainers_mark(self) -> Landing:
+        """Of what the trainer has queued until now."""
+        event = self._cuda.Event()
+        event.record(self._cuda.current_stream(self._device))
         return Landing(event)
 
     def lead(self, landing: Landing) -> TimedWait:

@@ -5,19 +5,21 @@
                         a landing; an optimizer's step waits for its own (REFT's hierarchical
                         snapshot)
 
-Tensors are cut into pieces, so that a `loss.item()` of the trainer's waits for a piece and not for
-a tensor; many small ones that lie side by side in the slot are packed on the device first and
-leave it as one. What is ordered, and where, is worked out once for a slot and a plan of the state,
-and kept until either goes (`CopyPlans`): a boundary only orders it.
+Tensors are cut into pieces, and pieces leave the device by turns, so that a `loss.item()` of the
+trainer's waits for a turn and not for a tensor; many small ones that lie side by side in the slot
+are packed on the device first and leave it as one. What is ordered, and where, is worked out once
+for a slot and a plan of the state, and kept until either goes (`CopyPlans`): a boundary only orders
+it.
 
 Comes in: pairs of a tensor and its place, one slot, streams. Goes out: bytes in the slot, and which
-blocks of it are whole after which landing. Decides nothing but the cuts. Has never run on a device;
-what it orders is tried on a fake one that reorders (`tests/edge/torch/test_device_order.py`).
+blocks of it are whole after which landing. Decides nothing but the cuts. What it
+orders is tried on a fake device that reorders (`tests/edge/torch/test_device_order.py`), and on a
+real one in `tests/gpu`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,6 +36,7 @@ from keepstep.model.layout import Segment
 from keepstep.model.units import KIB, MIB
 
 PIECE_BYTES = 32 * MIB
+TURN_BYTES = 64 * MIB  # a millisecond of the bus
 BUCKET_BYTES = 256 * MIB
 SMALL_BYTES = 256 * KIB  # what costs more to order than to move
 FIRST = AT_BOUNDARY[0]  # the bucket of what may move
@@ -41,7 +44,7 @@ FIRST = AT_BOUNDARY[0]  # the bucket of what may move
 Streams = Mapping[torch.device, CopyStream]
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """Small tensors side by side: into `packed`, which is cut in `parts` for them, and from there
     to the host as one."""
@@ -52,27 +55,46 @@ class Run:
     sources: list[torch.Tensor]
 
 
-@dataclass
+@dataclass(eq=False)
+class Turn:
+    """Pieces that are ordered in one go, and what else leaves the device waits for."""
+
+    hosts: list[torch.Tensor] = field(default_factory=list)
+    sources: list[torch.Tensor] = field(default_factory=list)
+    nbytes: int = 0
+
+
+@dataclass(eq=False)
 class Bucket:
     """What leaves one device under one landing. `optimizer`: whose update overwrites it; `blocks`:
     of the slot, that are whole once it has landed."""
 
     device: torch.device
     optimizer: int
-    hosts: list[torch.Tensor] = field(default_factory=list)
-    sources: list[torch.Tensor] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
 
     def order(self, stream: CopyStream) -> Landing:
         for run in self.runs:
+            stream.take_turns()
             stream.clear(run.packed)  # what lies between the tensors, too
             stream.copy(run.parts, run.sources)
             stream.copy([run.host], [run.packed])
-        if self.hosts:
-            stream.copy(self.hosts, self.sources)
+        for turn in self.turns:
+            stream.take_turns()
+            stream.copy(turn.hosts, turn.sources)
         return stream.mark()
+
+    def add(self, host: torch.Tensor, source: torch.Tensor) -> None:
+        """One more piece."""
+        if not self.turns or self.turns[-1].nbytes + host.nbytes > TURN_BYTES:
+            self.turns.append(Turn())
+        turn = self.turns[-1]
+        turn.hosts.append(host)
+        turn.sources.append(source)
+        turn.nbytes += host.nbytes
 
 
 class DeviceCopy:
@@ -177,6 +199,20 @@ class CopyPlans:
     def devices(self) -> Set[torch.device]:
         return self._streams.keys()
 
+    def behind(self) -> Callable[[], bool]:
+        """Asks whether a device has still something to do of what the trainer has queued until now.
+        One that has failed has not; nor has what goes into a CUDA graph."""
+        streams = self._streams.values()
+        here = [s.trainers_mark() for s in streams if not s.is_captured]
+
+        def is_behind() -> bool:
+            try:
+                return not all(landing.is_over() for landing in here)
+            except RuntimeError:
+                return False
+
+        return is_behind
+
     def of(self, slot: Slot, copies: Sequence[CopyOrder], payload_bytes: int) -> DeviceCopy:
         """copies: the plan's, which is kept from gather to gather, and then what is found anew."""
         lasting, *others = copies
@@ -225,8 +261,7 @@ class CopyPlans:
                 continue
             [(item, segment)] = group
             for host, source in _pieces(overlay(slot, segment), item.local):
-                bucket.hosts.append(host)
-                bucket.sources.append(source)
+                bucket.add(host, source)
         return bucket
 
     def _run(self, slot: Slot, device: torch.device, group: Sequence[Pair]) -> Run:

@@ -34,6 +34,7 @@ import torch.distributed as dist
 from keepstep.edge.torch.membership import Membership, membership
 from keepstep.edge.torch.transports import Building, GroupLife, ShownBackend, stay_environment
 from keepstep.edge.torch.works import (
+    CallersStream,
     OverWork,
     QueuedWork,
     Tensors,
@@ -476,14 +477,18 @@ class TorchGroup(dist.ProcessGroup):
     ) -> dist.Work:
         """The caller's own tensors: what is queued behind the collective finds the result there.
         Raises what NCCL raises where nobody will say that a peer is lost."""
-        members = self._members
+        members, is_captured = self._members, _is_captured(device)
         try:
-            work = QueuedWork(act(inner.group, outputs, inputs), members)
+            under_way = act(inner.group, outputs, inputs)
         except RuntimeError as error:
             if not members.broke(told_in_short(error)):
                 raise
             return OverWork(outputs, device)
-        if not _is_captured(device):
+        if under_way is None:
+            end = None if is_captured else inner.end_on_stream()
+            under_way = CallersStream(end, outputs, device)
+        work = QueuedWork(under_way, members)
+        if not is_captured:
             members.queued(work)
         return work
 

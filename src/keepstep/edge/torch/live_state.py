@@ -7,7 +7,7 @@ locks slots where the state is on a CUDA device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,6 @@ from keepstep.ports import Gathered, StateCopy
 # A tensor of optimizer state costs its alignment, a manifest entry and a place in the tree.
 TREE_BYTES_PER_TENSOR = 256
 MANIFEST_BYTES_PER_TENSOR = 400
-HASH_THREADS = 4  # as many as keep up with a bus
 TENSORS_PER_PARAMETER = 4  # once the optimizer has its state
 
 
@@ -81,7 +80,7 @@ class TorchState:
             lacking=lacking,
             known_bad=self._protected.known_bad,
             plans=self._plans,
-            hash_threads=min(proof_threads(), HASH_THREADS),
+            hash_threads=proof_threads(),
         )
 
     def still_blocks(self, gathered: Gathered, block_bytes: int) -> frozenset[int]:
@@ -143,6 +142,9 @@ class TorchState:
 
         store = open_job_store(self._settings)
         return checkpoint.load(store, step, self._rank, self._world_size, self._protected)
+
+    def device_behind(self) -> Callable[[], bool] | None:
+        return None if self._plans is None else self._plans.behind()
 
     def restoring_bytes(self) -> int:
         gathered = self._protected.gather()

@@ -126,6 +126,8 @@ class Membership:
     def remove_group(self, group: Regroupable) -> None:
         with self._lock:
             self._groups = [g for g in self._groups if g is not group]
+            # whose transport is gone may not tell any more that they have ended
+            self._queued = deque(q for q in self._queued if not q[1].has_ended())
 
     @property
     def entered(self) -> int:

@@ -8,8 +8,9 @@ Comes in: slots as they are mapped and before they are unmapped, copies as they 
 out: calls of CUDA, and in words why one was refused: then the driver copies through memory of its
 own, which is right and takes longer.
 
-Invariant: a map is registered at most once, and it is there for as long as it is registered. A
-forked child calls nothing: the locks are its parent's.
+Invariant: a map is registered at most once, and it is there for as long as it is registered, also
+where its slot is dropped without being closed (`_kept`). A forked child calls nothing: the locks
+are its parent's.
 """
 
 from __future__ import annotations
@@ -35,13 +36,18 @@ class PageLocker(Protocol):
 
 @dataclass
 class _Lock:
-    """`pages`: keeps the map, whoever closes it. `copies`: under way to or from it. `is_ending`:
-    the slot is closed, and the last of these copies ends the lock."""
+    """`copies`: under way to or from it. `is_ending`: the slot is closed, and the last of these
+    copies ends the lock."""
 
     address: int
-    pages: memoryview
     copies: int = 0
     is_ending: bool = False
+
+
+# The maps that CUDA knows as locked, by their addresses, of all locks of the process. Seen on a
+# device: a slot that nobody closed was collected with its locks, the next map lay at its address,
+# and the device wrote to the pages of the one before.
+_kept: dict[int, memoryview] = {}
 
 
 class PageLocks:
@@ -59,10 +65,12 @@ class PageLocks:
         with self._mutex:
             if slot in self._locks or os.getpid() != self._pid:
                 return None
-            why = self._locker.register(slot.payload_address, slot.capacity)
+            address = slot.payload_address
+            why = self._locker.register(address, slot.capacity)
             if why is not None:
                 return _refusal(slot, why)
-            self._locks[slot] = _Lock(slot.payload_address, slot.payload)
+            _kept[address] = slot.payload
+            self._locks[slot] = _Lock(address)
         slot.before_close(lambda: self._end(slot))
         return None
 
@@ -95,7 +103,7 @@ class PageLocks:
                 return
             lock.is_ending = True
             if os.getpid() != self._pid:
-                del self._locks[slot]
+                del self._locks[slot], _kept[lock.address]
             elif not lock.copies:
                 self._unlock(slot, lock)
 
@@ -104,7 +112,7 @@ class PageLocks:
         # lie at its address.
         if self._locker.unregister(lock.address) is None:
             del self._locks[slot]
-            lock.pages.release()
+            _kept.pop(lock.address).release()
 
 
 def _refusal(slot: Slot, why: str) -> str:

@@ -2,13 +2,14 @@
 
 Their bytes are hashed where they lie, in the order in which the snapshot has them, and compared
 with the table that was sealed with it. So one reading proves two things: that they are what lies in
-the slot, and that this is what was captured. From a device they come back a block at a time: the
-host never holds more of them than a block a thread.
+the slot, and that this is what was captured. From a device they come back a block at a time, into
+one page-locked block a thread: the host never holds more of them.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 
@@ -35,6 +36,7 @@ class LiveBlocks:
         self.fit = all(tensor.nbytes == s.spec.nbytes for s, tensor in found)
         self._places = [(s.offset, s.end, tensor) for s, tensor in found if s.spec.nbytes]
         self._ends = [end for _, end, _ in self._places]
+        self._of_thread = threading.local()
 
     def are_sealed(self, threads: int) -> bool:
         """Raises DamageError when the table does not prove, LookupError when the slot holds
@@ -53,6 +55,16 @@ class LiveBlocks:
             hasher.update(part)
         return hasher.intdigest()
 
+    def _on_host(self, part: torch.Tensor) -> torch.Tensor:
+        """Itself where it is there; what comes from a device is valid until the next one comes."""
+        if part.device.type != "cuda":
+            return part.cpu()
+        block: torch.Tensor | None = getattr(self._of_thread, "block", None)
+        if block is None:
+            size = self._header.block_bytes
+            block = self._of_thread.block = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return block[: part.nbytes].copy_(part)
+
     def _parts_of(self, block: int) -> Iterator[Buffer]:
         at = block * self._header.block_bytes
         until = min(at + self._header.block_bytes, self._header.payload_bytes)
@@ -64,7 +76,7 @@ class LiveBlocks:
                 yield payload[at:offset]
                 at = offset
             nbytes = min(end, until) - at
-            part = tensor[at - offset : at - offset + nbytes].cpu()  # itself where it is there
+            part = self._on_host(tensor[at - offset : at - offset + nbytes])
             yield (ctypes.c_char * nbytes).from_address(part.data_ptr())
             at += nbytes
         if at < until:

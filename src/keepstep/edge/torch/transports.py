@@ -42,6 +42,10 @@ class GroupLife:
         if self._device_backend is not None:
             self._device_backend.eager_connect_single_device(self._device)
 
+    def end_on_stream(self) -> Any:
+        """An event behind all that the caller has queued on its stream so far."""
+        return torch.cuda.current_stream(self._device).record_event()
+
     def abort(self) -> None:
         """End whatever is under way on the device; gloo cannot. Raises RuntimeError; may wait for
         the device."""

@@ -1,7 +1,8 @@
 """Works: one collective as its caller holds it, on the CPU and on a device.
 
     CPU      private copies -> gloo -> the caller's tensors, when it is over: `Work`
-    device   the caller's own tensors -> NCCL; over when the device says so: `QueuedWork`
+    device   the caller's own tensors -> NCCL; over when the device says so: `QueuedWork`. One that
+             the caller waits for at once is on the caller's own stream (`CallersStream`)
     neither  nothing is to come, or a peer is lost: `over`
 
 A future of a device has to be NCCL's own. It is done when the collective has been *queued*, and
@@ -132,9 +133,35 @@ class Work(dist.Work):
         return flat(self._outputs)
 
 
+class CallersStream:
+    """A collective for which NCCL hands back nothing: it was called to be waited for (torch 2.8 on:
+    `asyncOp` is false), and so queued on the caller's own stream, where all that the caller orders
+    next is behind it. `end`: an event behind it there; None in a CUDA graph's capture, which runs
+    nothing."""
+
+    def __init__(self, end: Any, outputs: Tensors, device: torch.device) -> None:
+        self._end, self._outputs, self._device = end, outputs, device
+
+    def is_completed(self) -> bool:
+        return self._end is not None and bool(self._end.query())
+
+    def exception(self) -> None:
+        """What goes wrong on the device is told when a communicator is aborted, or never ends."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        return _over_future(self._outputs, self._device)
+
+    def result(self) -> list[torch.Tensor]:
+        return flat(self._outputs)
+
+
 class QueuedWork(dist.Work):
     """A collective that has been queued on a device. `inner`: NCCL's, which orders whoever waits
-    behind the collective's end event, and never blocks the trainer for it."""
+    behind the collective's end event, and never blocks the trainer for it; or what stands for
+    it."""
 
     def __init__(self, inner: Any, members: Membership) -> None:
         super().__init__()
@@ -185,10 +212,7 @@ class OverWork(dist.Work):
 
     def __init__(self, outputs: Tensors, device: torch.device) -> None:
         super().__init__()
-        self._future: Future[list[torch.Tensor]] = (
-            Future() if device.type == "cpu" else Future(devices=[device])
-        )
-        self._future.set_result(flat(outputs))
+        self._future = _over_future(outputs, device)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._future.wait()
@@ -196,6 +220,15 @@ class OverWork(dist.Work):
 
     def get_future(self) -> Future[list[torch.Tensor]]:
         return self._future
+
+
+def _over_future(outputs: Tensors, device: torch.device) -> Future[list[torch.Tensor]]:
+    """Done; on a device in the order of the caller's stream."""
+    future: Future[list[torch.Tensor]] = (
+        Future() if device.type == "cpu" else Future(devices=[device])
+    )
+    future.set_result(flat(outputs))
+    return future
 
 
 class Together:

@@ -298,6 +298,16 @@ class Capture:
         self._slots[decision.slot].unlock()
         return True
 
+    @property
+    def _is_writing(self) -> bool:
+        return SlotState.WRITING in [view.state for view in self._views]
+
+    def is_in_the_way(self, stamp: Stamp) -> bool:
+        """Whether that step is to be captured, and a snapshot is under way."""
+        if not self._is_writing:
+            return False
+        return is_due(stamp.step, self._commit_view.look(stamp.epoch).period_steps)
+
     def _take(self, seen: CommitLook) -> Take | Skip:
         """The slot for the next snapshot, locked. Only a slot that is chosen is asked whether a
         reader has pinned it: then another one is."""
@@ -311,7 +321,7 @@ class Capture:
 
     def _tell_span(self, step: int) -> None:
         before = self._cadence.span_steps
-        self._cadence.boundary(step, SlotState.WRITING in [v.state for v in self._views])
+        self._cadence.boundary(step, self._is_writing)
         if self._cadence.span_steps != before:
             self._page.publish(span_steps=self._cadence.span_steps)
 

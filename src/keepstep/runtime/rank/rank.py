@@ -295,6 +295,12 @@ class Rank:
         """The trainer has waited for that copy, and now the update begins."""
         self._capture.passed()
 
+    def awaits_snapshot(self) -> bool:
+        """Before `end_step`: whether the snapshot under way keeps this step from being captured."""
+        if self.stage is not Stage.READY or self._regroup.is_lost:
+            return False
+        return self._capture.is_in_the_way(Stamp(self.step + 1, self.epoch))
+
     def may_end_last_step(self) -> bool:
         """Before the `end_step` of a training's last step, which is not to be skipped: whether a
         slot is free for it, or it does not count anyway. To be asked again after a while."""

@@ -177,7 +177,8 @@ class Job:
         self._reports = Reports(rank, measure)
         speaks, over = who.rank == 0, self._partial_sums.finish
         self._loop = StepLoop(
-            rank, driver, self._data, numbers, measure, self._reports, journal, speaks, over
+            *(rank, driver, self._data, numbers, measure, self._reports, journal),
+            *(self._world.live, speaks, over),
         )
         self._checkpoints = CheckpointRequests(rank, who.rank, driver, measure, journal)
         self._updates = OptimizerHooks(protected, rank, driver, numbers, measure)

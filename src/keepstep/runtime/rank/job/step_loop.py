@@ -17,7 +17,8 @@ from keepstep.edge.torch.job_data import JobData
 from keepstep.errors import ConfigError
 from keepstep.model.events import WARNING
 from keepstep.model.step_work import Section
-from keepstep.ports import Journal
+from keepstep.ports import Journal, LiveState
+from keepstep.runtime.rank.device_pace import wait_for_snapshot
 from keepstep.runtime.rank.driver import Driver
 from keepstep.runtime.rank.job.reports import Reports
 from keepstep.runtime.rank.last_step import wait_for_room
@@ -41,6 +42,7 @@ class StepLoop:
         measure: StepMeasure,
         reports: Reports,
         journal: Journal,
+        live: LiveState,
         speaks: bool,
         over: Callable[[], object],
     ) -> None:
@@ -48,7 +50,7 @@ class StepLoop:
         self._rank, self._driver = rank, driver
         self._data, self._numbers = data, numbers
         self._measure, self._reports = measure, reports
-        self._journal, self._speaks, self._over = journal, speaks, over
+        self._journal, self._live, self._speaks, self._over = journal, live, speaks, over
         self._open: tuple[Step, int] | None = None  # and when it began
         self._is_closed = False
         self.is_finished = False
@@ -117,6 +119,7 @@ class StepLoop:
         step_ns = time.monotonic_ns() - began_ns
         if not self._numbers.counts(int(step), self._reports.loss_now, step.entered, is_last):
             return False
+        wait_for_snapshot(self._rank, self._driver, self._live)
         if is_last:
             wait_for_room(self._rank, self._driver, self._journal)
         return self._capture(step, step_ns, is_last)

@@ -205,6 +205,9 @@ class SimState:
     def coming_bytes(self) -> tuple[int, int, str]:
         return self.gather().payload_bytes, MANIFEST_BYTES, ""
 
+    def device_behind(self) -> None:
+        """There is no device."""
+
     def restoring_bytes(self) -> int:
         return 0
 
