@@ -118,6 +118,7 @@ def _hash_rates(slot: Slot, host: torch.Tensor, there: torch.Tensor, nbytes: int
 
 def _hash_beside(slot: Slot, host: torch.Tensor, there: torch.Tensor, nbytes: int) -> None:
     """As a capture does: some threads hash while bytes land elsewhere in the slot."""
+    half = nbytes // 2
     for threads in (4, 8):
         is_over = threading.Event()
         hashed = [0] * threads
@@ -132,7 +133,6 @@ def _hash_beside(slot: Slot, host: torch.Tensor, there: torch.Tensor, nbytes: in
         began = time.perf_counter()
         for thread in each:
             thread.start()
-        half = nbytes // 2
         landed = clock(lambda: host[half:].copy_(there[half:], non_blocking=True))
         is_over.set()
         for thread in each:

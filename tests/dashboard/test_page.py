@@ -159,11 +159,17 @@ def test_a_thousand_ranks_are_usable(browser: Any, tmp_path: Path) -> None:
     visit.page.click("#ranks-after")
     visit.page.fill("#ranks-find", "990-")
     assert visit.page.locator("#ranks-table tbody tr").count() == 10
-    for page in scene.pages[990:]:
-        page.publish(step=9)  # on a busy machine they would count as silent by now
     scene.pages[995].close()
     visit.until("#rank-995", "gone in")
     visit.page.select_option("#ranks-which", "odd")
-    assert visit.page.locator("#ranks-table tbody tr").count() == 1
+    others = [page for rank, page in enumerate(scene.pages) if rank >= 990 and rank != 995]
+    rows = visit.page.locator("#ranks-table tbody tr")
+    for _ in range(300):  # on a busy machine they count as silent, until the page has heard of them
+        if rows.count() == 1:
+            break
+        for page in others:
+            page.publish(step=9)
+        visit.page.wait_for_timeout(200)
+    assert rows.count() == 1 and "gone in" in visit.text("#rank-995")
     visit.close()
     scene.close()

@@ -1,5 +1,5 @@
-"""Device pace: a trainer that is ahead of its device waits for its last snapshot, and no longer than
-the device has something to do."""
+"""Device pace: a trainer that is ahead of its device waits for its last snapshot, and no longer
+than the device has something to do."""
 
 from __future__ import annotations
 

@@ -18,13 +18,15 @@ import resource
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
 from keepstep.coding.checksum import BLOCK_BYTES
+from keepstep.edge.os.machine import proof_threads
 from keepstep.edge.shm.huge_pages import MADV_POPULATE_WRITE, take_huge_pages
 from keepstep.errors import MemoryBudgetError
-from keepstep.model.units import KIB, human_bytes, round_up
+from keepstep.model.units import KIB, MIB, human_bytes, round_up
 from keepstep.ports import Region
 
 _MADV_REMOVE = 9
@@ -32,6 +34,7 @@ _MAP_FIXED = 0x10
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 SMALL_BYTES = 64 * KIB  # a few microseconds
+MUCH_BYTES = 256 * MIB  # worth threads
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc_with_gil = ctypes.PyDLL(None)
@@ -145,11 +148,23 @@ class MappedFile:
         return -1 if self._file is None else self._file.number
 
     def prefault(self, at: int = 0, nbytes: int | None = None) -> None:
-        """Map every page now: a first touch later costs twenty times the copy."""
+        """Map every page now: a first touch later costs twenty times the copy. Much of it by
+        several threads: one clears some 3 GB/s, and who starts a training waits."""
         end = self.nbytes if nbytes is None else at + nbytes
         at -= at % mmap.PAGESIZE
-        if at < end and _libc.madvise(self.address + at, end - at, MADV_POPULATE_WRITE) != 0:
-            for touched in range(at, end, mmap.PAGESIZE):  # an older kernel
+        threads = proof_threads() if end - at > MUCH_BYTES else 1
+        part = round_up(-(-(end - at) // threads), mmap.PAGESIZE)
+        bounds = [(begin, min(begin + part, end)) for begin in range(at, end, part or 1)]
+        if len(bounds) < 2:
+            for begin, until in bounds:
+                self._populate(begin, until)
+            return
+        with ThreadPoolExecutor(threads, thread_name_prefix="prefault") as pool:
+            list(pool.map(self._populate, *zip(*bounds, strict=True)))
+
+    def _populate(self, begin: int, end: int) -> None:
+        if _libc.madvise(self.address + begin, end - begin, MADV_POPULATE_WRITE) != 0:
+            for touched in range(begin, end, mmap.PAGESIZE):  # an older kernel
                 self._map[touched] = self._map[touched]
 
     def punch(self, at: int, nbytes: int) -> None:

@@ -56,7 +56,7 @@ class Run:
 
 
 @dataclass(eq=False)
-class Turn:
+class BusTurn:
     """Pieces that are ordered in one go, and what else leaves the device waits for."""
 
     hosts: list[torch.Tensor] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Bucket:
 
     device: torch.device
     optimizer: int
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[BusTurn] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Bucket:
     def add(self, host: torch.Tensor, source: torch.Tensor) -> None:
         """One more piece."""
         if not self.turns or self.turns[-1].nbytes + host.nbytes > TURN_BYTES:
-            self.turns.append(Turn())
+            self.turns.append(BusTurn())
         turn = self.turns[-1]
         turn.hosts.append(host)
         turn.sources.append(source)

@@ -304,9 +304,8 @@ class Capture:
 
     def is_in_the_way(self, stamp: Stamp) -> bool:
         """Whether that step is to be captured, and a snapshot is under way."""
-        if not self._is_writing:
-            return False
-        return is_due(stamp.step, self._commit_view.look(stamp.epoch).period_steps)
+        look = self._commit_view.look
+        return self._is_writing and is_due(stamp.step, look(stamp.epoch).period_steps)
 
     def _take(self, seen: CommitLook) -> Take | Skip:
         """The slot for the next snapshot, locked. Only a slot that is chosen is asked whether a
@@ -590,8 +589,7 @@ class Capture:
         self._world.background.submit(lambda: None, lambda _: then())
 
     @property
-    def counts(self) -> tuple[int, int, int]:
-        """Steps captured, skipped and torn."""
+    def counts(self) -> tuple[int, int, int]:  # captured, skipped and torn
         return self._captured_steps, self._skipped_steps, self._torn_steps
 
     def close(self) -> None:
