@@ -6,7 +6,7 @@
 On one device NCCL refuses two ranks (nccl#418). It tells devices apart by host and bus, so each
 rank calls its host by another name and they meet over sockets: a try, and no more; with two devices
 each takes its own. MODE=gloo copies gradients to the host and sums them there: that shows rollback,
-slots and staying, not NCCL. Compare the sums with a run under CALM=1. Not run on a device.
+slots and staying, not NCCL. Compare the sums with a run under CALM=1.
 """
 
 from __future__ import annotations

@@ -460,7 +460,7 @@ WARNINGS = (
         means="A rank's device is not free of what waits for a lost peer, so it cannot stay in its "
         "process.",
         do="Nothing: all ranks start anew from memory.",
-        read="gpu.md#groups-over-nccl-there-untested-behind-a-switch",
+        read="gpu.md#groups-over-nccl-there-hardly-tested-behind-a-switch",
     ),
     warning(
         "KS5310",

@@ -3,7 +3,7 @@ environment in which a process may outlive a peer there.
 
 `STAYING` is what torch and NCCL have to be told before the first group is built. Sources: torch
 2.13's `ProcessGroupNCCL.hpp`; NVIDIA's requirements for restarts in a process (NVRx); torchft's
-groups. None of it has been tried on a device.
+groups. Tried with two ranks on one device, over sockets: docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Set to 1: `keepstep.init_process_group(device_id=...)` builds groups over NCCL, which nobody has
-# tried on a device.
+# tried over NVLink, InfiniBand or several devices.
 UNTESTED_NCCL = "KEEPSTEP_UNTESTED_NCCL_GROUPS"
 
 

@@ -263,7 +263,7 @@ def test_a_device_is_refused_without_the_switch_and_with_it_taken(
     clean: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = torch.device("cuda", 0)
-    with pytest.raises(ConfigError, match="have not been proven on a device: call torch"):
+    with pytest.raises(ConfigError, match="have run on one device alone: call torch"):
         init_process_group(device_id=device)
     monkeypatch.setenv(UNTESTED_NCCL, "1")
     monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")

@@ -5,7 +5,7 @@
     relax_capture_mode  calls of this thread do not break a CUDA graph that another one captures
 
 Both are improvements: where the library is not found, or refuses, copies go the way they would
-without. Has never run: docs/gpu.md.
+without. Runs on a device in `tests/gpu`.
 """
 
 from __future__ import annotations

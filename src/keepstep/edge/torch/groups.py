@@ -12,7 +12,7 @@ is *abandoned*: forgotten with the buffers its threads may still write to, which
 private.
 
 Groups over NCCL end otherwise: a collective is queued, works on the caller's tensors, and ends when
-the device says so or its communicator is aborted. **None of that has run on a device**, so it is
+the device says so or its communicator is aborted. **That has run on one device alone**, so it is
 refused, unless `KEEPSTEP_UNTESTED_NCCL_GROUPS=1` says that somebody wants to try.
 
 Moves bytes, decides nothing: `membership.py` says when. Invariant: what a collective of one life of
@@ -75,7 +75,7 @@ def init_process_group(**given: Any) -> None:
             always: what that does with groups written in Python hangs now and then.
 
     Where KEEPSTEP_UNTESTED_NCCL_GROUPS is 1, `device_id` is taken, and tensors on that device go to
-    NCCL. Nobody has run that on a device: docs/gpu.md.
+    NCCL. That has run on one device alone: docs/gpu.md.
     """
     if torch.__version__.startswith("2.6."):
         raise ConfigError(
@@ -530,7 +530,7 @@ def _device_of(*tensors: Tensors) -> torch.device:
 def _not_on(device: object) -> ConfigError:
     return ConfigError(
         f"keepstep.init_process_group: expected tensors on the CPU, found {device}; groups over "
-        f"NCCL that outlive a rank have not been proven on a device: {SAFE_WAY}"
+        f"NCCL that outlive a rank have run on one device alone: {SAFE_WAY}"
     )
 
 
