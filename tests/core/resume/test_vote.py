@@ -91,7 +91,7 @@ class Ballots(RuleBasedStateMachine):
         assert (offer.source, offer.stamp) == self.sources()[0], (
             "memory first, newest first; then checkpoints, newest first; then afresh"
         )
-        assert offer.source != "fresh" or not self.doubts, "afresh, for a doubt"
+        assert offer.source != "fresh" or not self.doubts or self.has_lost(), "afresh, for a doubt"
         assert offer.why
 
     def sources(self) -> list[tuple[str, Stamp]]:
@@ -104,6 +104,10 @@ class Ballots(RuleBasedStateMachine):
             for found in (memory, store)
         )
         return [s for s in [*memory, *store, ("fresh", Stamp(-1, 0))] if s not in self.failed]
+
+    def has_lost(self) -> bool:
+        """Whether a rank that doubts nothing holds nothing."""
+        return any(not h and rank not in self.doubts for rank, h in self.joined.items())
 
     def is_doubted(self, step: int) -> bool:
         return any(step >= first for first in self.doubts.values())
@@ -282,6 +286,17 @@ def test_nobody_starts_afresh_for_a_doubt(has_store: bool) -> None:
     [refusal] = vote.listed(StoreListing(())) if has_store else found
     assert isinstance(refusal, Refuse) and refusal.is_final
     assert "before step 6" in refusal.why and "--fresh" in refusal.why
+
+
+def test_where_a_rank_has_lost_its_memory_a_doubt_of_another_one_does_not_end_the_job() -> None:
+    """There is nothing that all could go on from, doubted or not: found by the swarm."""
+    vote = Vote(2, has_store=False)
+    vote.joined(Ballot(0, 2, frozenset()))
+    [offer] = vote.joined(Ballot(1, 2, frozenset({Stamp(7, 1)}), doubted_from=6))
+    assert isinstance(offer, Offer) and offer.source == "fresh"
+    vote = Vote(1, has_store=False)
+    [refusal] = vote.joined(Ballot(0, 1, frozenset(), doubted_from=0))
+    assert isinstance(refusal, Refuse), "it doubts the very first step"
 
 
 def test_the_store_is_asked_only_when_memory_has_nothing_for_all() -> None:

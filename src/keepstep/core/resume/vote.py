@@ -19,8 +19,8 @@ twice without completing another step is condemned: its bytes are what was captu
 what was captured was already wrong. It is taken only when there is nothing else but a fresh start.
 A stamp at which replicas differ, and what was computed from it, is wrong for sure, and never taken.
 What one rank doubts, because a step has wrong numbers, is offered to nobody, and nobody starts
-afresh for a doubt. The permission to go says which that was, so that no later vote, in which nobody
-remembers the doubt, offers it.
+afresh for a doubt alone. The permission to go says which that was, so that no later vote, in which
+nobody remembers the doubt, offers it.
 
 A run that is to start over does so when all ranks say so, which is in its first life only: whoever
 has begun it says so no more.
@@ -443,7 +443,7 @@ class Vote:
             )
             self._look_anew()
             return [refusal]
-        if self._doubted_from() < math.inf:
+        if self._doubted_from() < math.inf and self._is_for_a_doubt():
             why = (
                 f"{why_not_memory} of before step {self._doubted_from()}, from which on states are "
                 f"in doubt, and there is {self._no_checkpoint()}{after}. Start over with "
@@ -479,7 +479,7 @@ class Vote:
         empty = sorted(r for r, b in self.ballots.items() if not b.holds)
         if len(empty) == self.world_size:
             return "no snapshot in memory proves" if self.unproven else "memory holds nothing"
-        lost = [r for r in empty if not self.elsewhere.get(r)]
+        lost = self._ranks_without_memory()
         if lost and self.elsewhere:
             return (
                 f"no node's memory has anything of rank{'s' if len(lost) > 1 else ''} "
@@ -489,6 +489,18 @@ class Vote:
             ranks = counted(self.world_size, "rank")
             return f"memory of rank {empty[0]} holds nothing ({len(empty)} of {ranks})"
         return "no step in memory is usable on every rank"
+
+    def _is_for_a_doubt(self) -> bool:
+        """Whether all could go on but for a doubt. Not where a rank that doubts nothing has lost
+        its memory: snapshots that are all in doubt stay where they are."""
+        return all(
+            self.ballots[rank].doubted_from is not None for rank in self._ranks_without_memory()
+        )
+
+    def _ranks_without_memory(self) -> list[int]:
+        """Ranks of whose states there is nothing in any memory."""
+        empty = sorted(rank for rank, ballot in self.ballots.items() if not ballot.holds)
+        return [rank for rank in empty if not self.elsewhere.get(rank)]
 
     def _make(self, source: str, stamp: Stamp, why: str) -> list[Action]:
         self.number += 1
