@@ -17,6 +17,7 @@ from keepstep.core.postmortem.table import parse_table
 from keepstep.core.postmortem.verdict import LogVerdict
 from keepstep.edge.os.log_files import MAX_HITS
 from keepstep.edge.os.own_tables import pattern_text
+from keepstep.errors import ConfigError
 from tests.core.postmortem.failed_runs import Run, held_out, tuned
 
 CLASSES_RIGHT = 0.95
@@ -87,7 +88,6 @@ def test_what_nobody_can_know_exits_1_with_the_first_suspicious_lines(tmp_path: 
 
 
 def test_what_cannot_be_read_exits_2(tmp_path: Path) -> None:
-    assert run(tmp_path / "nowhere").exit_code == 2
     assert run(tmp_path).exit_code == 2  # empty
 
 
@@ -219,3 +219,8 @@ def test_a_person_sees_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     read_verdict(laid_out({"rank0.log": b"step 1\n" * 100, "rank1.log": b"x\n"}, tmp_path))
     [[task]] = [bar.tasks for bar in bars]
     assert task.completed == task.total == 702
+
+
+def test_a_place_where_nothing_is_is_an_error_in_one_line(tmp_path: Path) -> None:
+    found = run(tmp_path / "nowhere")
+    assert isinstance(found.exception, ConfigError) and "found nothing at" in str(found.exception)

@@ -28,6 +28,7 @@ from keepstep.core.postmortem.verdict import LogVerdict, judge
 from keepstep.edge.os.log_files import find_logs, line_number, search
 from keepstep.edge.os.own_tables import pattern_text
 from keepstep.edge.os.recorder_dumps import read_dump
+from keepstep.errors import ConfigError
 from keepstep.model.units import counted
 
 SHOWN_CHARACTERS = 300
@@ -45,6 +46,11 @@ def diagnose(
 
     Exit code 0: a cause was named; 1: it is unknown; 2: nothing could be read.
     """
+    if not path.exists():
+        raise ConfigError(
+            f"diagnose: expected a directory with the logs of all ranks, or a file, found nothing "
+            f"at {path}"
+        )
     verdict, names, unread = read_verdict(path)
     console = Console(highlight=False, soft_wrap=True)
     if verdict is None:

@@ -421,4 +421,12 @@ ASKED = (
         "pip install 'keepstep[s3]'.",
         read="configuration.md#checkpoints-in-a-store",
     ),
+    error(
+        "KS1312",
+        "ConfigError",
+        "diagnose: expected",
+        means="There are no logs at that place.",
+        do="The directory that `keepstep run --log-dir` or torchrun was given, or one log.",
+        read="operations.md#why-a-run-failed-from-its-logs",
+    ),
 )

@@ -53,7 +53,7 @@ def _looks(command: Sequence[str], run: AuditedRun, within_s: float) -> list[Fin
     if not run.report.exists():
         raise ConfigError(
             f"audit: expected the program to begin step {run.look_at[-1]}, found that it ended "
-            f"with {code} before. Does it ask for more steps than that? {said}"
+            f"before, with exit code {code}. For a shorter program give a smaller --kill-at. {said}"
         )
     looks = json.loads(run.report.read_text())
     return [Fingerprint(each["step"], dict(map(_seen, each["seen"].items()))) for each in looks]
