@@ -17,7 +17,6 @@ from keepstep.core.postmortem.table import parse_table
 from keepstep.core.postmortem.verdict import LogVerdict
 from keepstep.edge.os.log_files import MAX_HITS
 from keepstep.edge.os.own_tables import pattern_text
-from keepstep.errors import ConfigError
 from tests.core.postmortem.failed_runs import Run, held_out, tuned
 
 CLASSES_RIGHT = 0.95
@@ -223,4 +222,4 @@ def test_a_person_sees_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_place_where_nothing_is_is_an_error_in_one_line(tmp_path: Path) -> None:
     found = run(tmp_path / "nowhere")
-    assert isinstance(found.exception, ConfigError) and "found nothing at" in str(found.exception)
+    assert found.exit_code == 2 and "found nothing at" in found.output and "KS1312" in found.output
