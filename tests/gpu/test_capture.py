@@ -6,6 +6,7 @@ CUDA."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from keepstep.edge.torch.device_copy import DeviceCopy
 from keepstep.edge.torch.live_state import TorchState
 from keepstep.edge.torch.state import Protected
 from keepstep.model.snapshot import Stamp
-from keepstep.model.units import MIB
+from keepstep.model.units import GIB, MIB
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -153,6 +154,31 @@ def test_the_trainer_is_not_held_by_a_copy(tmp_path: Path) -> None:
     run_acts(copy.copy_still())
     assert copy.waited_ns() is not None
     training.slot.close()
+
+
+def test_a_number_that_the_trainer_asks_for_does_not_wait_for_the_whole_copy(
+    tmp_path: Path,
+) -> None:
+    """As `loss.item()` does. Copies take turns, so it gets the bus between two of them."""
+    large = torch.empty(GIB, dtype=torch.uint8, device="cuda")
+    protected = Protected.of({"large": large}, lazy=True)
+    live = TorchState(protected, 0, 1, resolve(None, {}, "j"))
+    slot = Slot.create(MEMORY, tmp_path / "slot", GIB + MIB, MIB)
+    assert live.pin(slot) is None
+    number = torch.ones(1, device="cuda")
+    number.item()
+    slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
+    copy = live.copy(protected.gather(), slot)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    copy.copy_moving()
+    asked = time.perf_counter()
+    number.item()
+    waited_s = time.perf_counter() - asked
+    torch.cuda.synchronize()
+    assert waited_s < 0.25 * (time.perf_counter() - began)
+    run_acts(copy.copy_still())
+    slot.close()
 
 
 def test_a_restore_keeps_every_address_and_takes_no_second_copy(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ class StateCopy(Protocol):
 
     @property
     def copy_ns(self) -> int:
-        """How long `copy_still` took."""
+        """How long `copy_still` took, without the time in which a device had not come to the
+        boundary."""
 
     def copy_moving(self) -> None:
         """On the trainer's thread, before it goes on: whatever may change before the next

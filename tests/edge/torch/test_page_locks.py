@@ -242,6 +242,9 @@ class FakeDeviceCopy:
     def order_still(self) -> None:
         """Nothing is queued."""
 
+    def wait_begun(self) -> None:
+        """It has come by."""
+
     def hash_landed(self, *_: object) -> dict[int, int]:
         return {}
 
@@ -280,6 +283,22 @@ def test_a_slot_that_is_closed_under_a_copy_is_locked_until_the_device_is_throug
             run_acts(copy.copy_still())
     assert stream.locked_at_end == [{slot.payload_address}] and room.locker.registered == set()
     assert copy.done.is_set()
+
+
+def test_the_time_until_the_device_comes_to_the_boundary_is_none_of_the_copy_s(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer may be ahead of it by as long as a step takes."""
+    now_ns = [0]
+    monkeypatch.setattr(capture, "time", SimpleNamespace(perf_counter_ns=lambda: now_ns[0]))
+    stream = FakeDeviceCopy(room)
+    monkeypatch.setattr(stream, "wait_begun", lambda: now_ns.append(now_ns.pop() + 1000))
+    monkeypatch.setattr(stream, "hash_landed", lambda *_: now_ns.append(now_ns.pop() + 30) or {})
+    copy, slot = copy_on(room, stream, monkeypatch)
+    copy.copy_moving()
+    run_acts(copy.copy_still())
+    assert copy.copy_ns == 30
+    slot.close()
 
 
 def test_a_copy_that_fails_at_the_boundary_does_not_keep_the_lock(

@@ -92,6 +92,7 @@ class TensorCopy:
         self._is_settled = threading.Event()  # what has `moved` by counters is known for good
         self._is_copied = False
         self._is_fenced = False  # whatever moves from here on may
+        self._waited_begun_ns = 0
         self._updated: set[int] = set()  # optimizers whose updates have come already
         self._device: DeviceCopy | None = None
         if self.plans is not None:
@@ -141,7 +142,7 @@ class TensorCopy:
         self._operation = Operation(*self._thread)
         if not self.sums:
             self._compare(is_last=False)  # a copy that is torn already need not be hashed
-        self.copy_ns = time.perf_counter_ns() - began_ns
+        self.copy_ns = time.perf_counter_ns() - began_ns - self._waited_begun_ns
 
     def _write_small_rest(self) -> None:
         """With everything else ordered on a device, what stands still on the host is counters of
@@ -160,6 +161,9 @@ class TensorCopy:
             return
         begin_host_thread()
         try:
+            ordered_ns = time.perf_counter_ns()
+            self._device.wait_begun()  # the trainer may be ahead of its device
+            self._waited_begun_ns = time.perf_counter_ns() - ordered_ns
             nbytes = self.state.payload_bytes
             landed = self._device.hash_landed(self.slot, nbytes, self.hash_threads)
             self.sums = {**self.sums, **landed}

@@ -105,6 +105,7 @@ class DeviceCopy:
         self._buckets = buckets
         self._streams = streams
         self._landings: list[tuple[Bucket, Landing]] = []
+        self._reached: list[Landing] = []  # the boundary, by each device
         self._led: set[int] = set()  # optimizers whose updates are behind the copies already
         self._waits: list[TimedWait] = []
         self.is_ordered = False
@@ -121,6 +122,7 @@ class DeviceCopy:
         """What follows on the device waits for these, and the trainer does not."""
         for stream in self._streams.values():
             stream.follow()
+            self._reached.append(stream.mark())
         for bucket in self._buckets:
             if bucket.optimizer == FIRST:
                 self._order(bucket)
@@ -153,6 +155,12 @@ class DeviceCopy:
         for device, landing in last.items():
             if not landing.is_over():
                 self._waits.append(self._streams[device].lead(landing))
+
+    def wait_begun(self) -> None:
+        """On the host, until the devices have come to the boundary. Raises RuntimeError when one
+        has failed."""
+        for reached in self._reached:
+            reached.wait()
 
     def wait(self) -> None:
         """On the host, until all that is ordered has landed. Raises RuntimeError when a device has
