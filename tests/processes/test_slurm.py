@@ -166,6 +166,7 @@ class Slurm:
             "MASTER_PORT": port,
             "KEEPSTEP_LINK_DEAD_S": "4",
             "KEEPSTEP_GRACE_S": "120",
+            "SBATCH_OUTPUT": f"{log}.of-%j",  # of a job that this one submits
         }
         command = ["sbatch", "--parsable", f"--output={log}", f"examples/slurm/{script}", *GPT]
         said = subprocess.run(
@@ -278,10 +279,15 @@ class Batch:
         until(self.is_over, self.story)
         state = self._slurm.ask("scontrol", "show", "job", str(self.number))
         assert "JobState=COMPLETED" in state, f"{state}\n{self.story()}"
-        found = re.findall(r"sha256 of the final state: (\w{64})", self._log.read_text())
+        said = "".join(path.read_text() for path in self._logs())
+        found = re.findall(r"sha256 of the final state: (\w{64})", said)
         assert len(found) == 1, self.story()
         until(lambda: not self._left(), lambda: f"{self._left()} stay; {self.story()}")
         return str(found[0])
+
+    def _logs(self) -> list[Path]:
+        """Its own, and those of the jobs that it has submitted."""
+        return sorted(self._log.parent.glob(f"{self._log.name}*"))
 
     def _left(self) -> list[str]:
         """What there still is of its memory, on any node."""
@@ -295,7 +301,7 @@ class Batch:
         journals = [
             f"{e.who} {e.kind}: {e.why}" for node in NODES for e in self._journal(node)[-25:]
         ]
-        log = self._log.read_text()[-4000:] if self._log.exists() else "no output"
+        log = "\n".join(path.read_text()[-4000:] for path in self._logs()) or "no output"
         keepers = [
             path.read_text()[-2000:]
             for path in self._slurm.room.glob(f"state-*/{self.job}/keeper.log")
@@ -353,10 +359,52 @@ def test_srun_starts_the_ranks_again_and_a_spare_node_takes_the_place_of_a_lost_
     assert second.data["source"] == "memory" and second.data["step"] >= committed, batch.story()
     assert batch.events("fetched")
     assert batch.sha256() == undisturbed
+    _back(slurm, lost)
 
+
+def _back(slurm: Slurm, lost: str) -> None:
     (slurm.arenas / lost).mkdir()
     slurm.start_node(lost)
     until(lambda: slurm.states()[lost] == "idle", slurm.story)
+
+
+def _lose_a_node(slurm: Slurm, batch: Batch) -> str:
+    """One that trains, and not the one that runs the script: which one. The ranks go on from
+    memory."""
+    batch.train_until(10)
+    lost = next(node for node in (batch.rank(0)[0], batch.rank(1)[0]) if node != NODES[0])
+    committed = min(batch.rank(0)[2], batch.rank(1)[2])
+    begun = len(batch.events("resumed"))
+    slurm.lose(lost)
+    resumed = until(lambda: batch.events("resumed")[begun:], batch.story)[0]
+    assert resumed.data["source"] == "memory" and resumed.data["step"] >= committed, batch.story()
+    assert batch.events("fetched"), batch.story()
+    return lost
+
+
+@pytest.mark.parametrize("number", range(LOSSES))
+def test_under_agents_a_spare_node_takes_the_place_of_a_lost_one(
+    slurm: Slurm, undisturbed: str, number: int
+) -> None:
+    batch = slurm.submit("agents.sbatch")
+    lost = _lose_a_node(slurm, batch)
+    assert batch.sha256() == undisturbed
+    _back(slurm, lost)
+
+
+@pytest.mark.parametrize("number", range(LOSSES))
+def test_slurm_is_asked_for_another_node_in_place_of_a_lost_one(
+    slurm: Slurm, undisturbed: str, number: int
+) -> None:
+    """From outside of the allocation, in a job of its own."""
+    batch = slurm.submit("replaced.sbatch")
+    before = {batch.rank(0)[0], batch.rank(1)[0]}
+    lost = _lose_a_node(slurm, batch)
+    now = {batch.rank(0)[0], batch.rank(1)[0]}
+    assert now - before == set(NODES) - before and lost not in now, batch.story()
+    assert batch.sha256() == undisturbed
+    until(lambda: not slurm.ask("squeue", "--noheader", "--format=%A"), slurm.story)
+    _back(slurm, lost)
 
 
 def test_agents_start_the_ranks_again(slurm: Slurm, undisturbed: str) -> None:

@@ -12,16 +12,19 @@ import subprocess
 import threading
 from collections.abc import Callable
 
+from keepstep.config.settings import INTERNAL
 from keepstep.model.lost import LostNode
 
 LAST_BYTES = 500
 
 
 def environ_of(lost: LostNode) -> dict[str, str]:
-    """This process's, and what was lost."""
+    """The user's, and what was lost. What keepstep's processes hand down to each other is of this
+    node: `sbatch` would hand it on to the agent of another one."""
     about = {"JOB": lost.job, "NODE": str(lost.node), "HOST": lost.host, "WHY": lost.why}
     told = {f"KEEPSTEP_LOST_{name}": value for name, value in about.items()}
-    return {**os.environ, **told}
+    kept = {name: value for name, value in os.environ.items() if name not in INTERNAL}
+    return {**kept, **told}
 
 
 def last_line(said: bytes) -> str:
