@@ -223,6 +223,24 @@ def test_a_quota_and_heat() -> None:
     assert hot[-1][1].health == "bad" and "heat" in hot[-1][1].why and hot[-1][1].slows
 
 
+def test_a_spell_that_is_nearly_over_says_no_figure_that_it_has_not() -> None:
+    """The condition is away, and the spell still holds. It told of `0 times`, and of `None`."""
+
+    def look(n: int, ill: bool) -> list[PartReading]:
+        grown = n if ill else 5
+        return [PressureReading(grown * EVERY_NS, 0.5, n * 100, grown * 50, grown)]
+
+    for number, (of_memory, of_cpu) in enumerate(
+        play(Pressure(), [look(n, n <= 5) for n in range(8)])[1:]
+    ):
+        for part in (of_memory, of_cpu):
+            if part.health == "bad" and number >= 5:
+                assert "a little while ago" in part.why, part.why
+    left = [0.001] * 4 + [None] * 2
+    short = play(Pressure(), [[PressureReading(0, ratio, None, None, 0)] for ratio in left])
+    assert short[-1][0].health == "bad" and "too little memory was left" in short[-1][0].why
+
+
 def test_what_the_kernel_does_not_count_is_unknown() -> None:
     silent = PressureReading(None, None, None, None, None)
     [_, (memory, cpu)] = play(Pressure(), [[silent], [silent]])

@@ -50,10 +50,15 @@ class Pressure:
         ratio = (stall_ns or 0) / took_ns
         is_short = self._is_short.look(left is not None and left < LEAST_AVAILABLE_RATIO)
         if self._stalls.look(ratio >= STALL_RATIO):
-            why = f"some process waited for memory in {ratio:.0%} of the time"
+            how_long = f" in {ratio:.0%} of the time" if ratio else " a little while ago"
+            why = f"some process waited for memory{how_long}"
             return sick("memory", at_ns, why, "give the node memory, or lower what runs there")
         if is_short:
-            why = f"{left:.1%} of the memory is left"
+            why = (
+                "too little memory was left"
+                if left is None
+                else f"{left:.1%} of the memory is left"
+            )
             fix = "the kernel is about to kill: lower data workers or batch"
             return sick("memory", at_ns, why, fix, PartPolicy.WARN)
         return well("memory", at_ns)
@@ -68,10 +73,12 @@ class Pressure:
         ratio = (throttled or 0) / periods if enough and periods else 0.0
         is_hot = self._is_hot.look(bool(heat))
         if self._throttles.look(ratio >= THROTTLED_RATIO):
-            why = f"its quota ran out in {ratio:.0%} of its periods"
+            now_and_then = f" in {ratio:.0%} of its periods" if ratio else " a little while ago"
+            why = f"its quota ran out{now_and_then}"
             return sick("cpu", at_ns, why, "raise the cgroup's quota", PartPolicy.WARN)
         if is_hot:
-            why = f"cores were slowed down for their heat {heat} times since the last look"
+            how_often = f"{heat} times since the last look" if heat else "a little while ago"
+            why = f"cores were slowed down for their heat {how_often}"
             return sick("cpu", at_ns, why, "look at fans and airflow", slows=True)
         return well("cpu", at_ns)
 
