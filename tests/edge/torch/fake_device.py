@@ -109,7 +109,7 @@ class FakeDevice:
     def Stream(self, device: object = None, priority: int = 0) -> FakeStream:
         return self.new_stream("own")
 
-    def Event(self, enable_timing: bool = False) -> FakeEvent:
+    def Event(self, enable_timing: bool = False, blocking: bool = False) -> FakeEvent:
         return FakeEvent(self)
 
     def current_stream(self, device: object = None) -> FakeStream:

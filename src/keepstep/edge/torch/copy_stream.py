@@ -120,7 +120,7 @@ class CopyStream:
             self._copies.clear(tensor)
 
     def mark(self) -> Landing:
-        event = self._cuda.Event()
+        event = self._cuda.Event(blocking=True)  # else whoever waits burns a core
         event.record(self._stream)
         return Landing(event)
 
