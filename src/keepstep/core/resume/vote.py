@@ -443,7 +443,7 @@ class Vote:
             )
             self._look_anew()
             return [refusal]
-        if self._doubted_from() < math.inf and self._is_for_a_doubt():
+        if self._doubted_from() < math.inf and not self._ranks_without_memory():
             why = (
                 f"{why_not_memory} of before step {self._doubted_from()}, from which on states are "
                 f"in doubt, and there is {self._no_checkpoint()}{after}. Start over with "
@@ -490,15 +490,9 @@ class Vote:
             return f"memory of rank {empty[0]} holds nothing ({len(empty)} of {ranks})"
         return "no step in memory is usable on every rank"
 
-    def _is_for_a_doubt(self) -> bool:
-        """Whether all could go on but for a doubt. Not where a rank that doubts nothing has lost
-        its memory: snapshots that are all in doubt stay where they are."""
-        return all(
-            self.ballots[rank].doubted_from is not None for rank in self._ranks_without_memory()
-        )
-
     def _ranks_without_memory(self) -> list[int]:
-        """Ranks of whose states there is nothing in any memory."""
+        """Ranks of whose states there is nothing in any memory. A doubt is never why: snapshots
+        that are all in doubt stay where they are."""
         empty = sorted(rank for rank, ballot in self.ballots.items() if not ballot.holds)
         return [rank for rank in empty if not self.elsewhere.get(rank)]
 
