@@ -285,6 +285,18 @@ def test_who_has_asked_a_moment_before_the_mesh_is_heard_of_waits_in_it() -> Non
     assert [join.rank for join in nodes.heard if isinstance(join, RankJoined)] == [2]
 
 
+def test_who_has_agreed_a_moment_before_the_mesh_is_heard_of_has_agreed_in_it() -> None:
+    """Its keeper is another one's successor, and hears of its ranks first. The others had heard
+    that all go back, and waited for these (seed 900582)."""
+    host = VotingHost([2, 3])
+    for rank in (2, 3):
+        host.resume.halt(HaltWord(rank, 4, 3, 16, 1, "agrees", "seen"))
+    nodes = FakeResumeNodes()
+    host.resume.begin_mesh(nodes, mesh(1))
+    agreed = [word.rank for word in nodes.heard if isinstance(word, HaltWord)]
+    assert agreed == [2, 3]
+
+
 def test_who_trains_by_a_permission_does_not_wait_in_the_next_mesh() -> None:
     host, _ = following()
     host.join(2, 3)

@@ -204,9 +204,10 @@ class Resume:
             for rank, join in before.joins.items()
             if rank in here and join.world_size == mesh.world_size
         }
-        if self._is_alone:
+        if self._is_alone:  # ranks that train have found this keeper before it found the others
             current.answers = before.answers
             current.permitted = before.permitted
+            current.halts = before.halts
         self._is_alone = False
         current.say_again()
 
