@@ -218,7 +218,7 @@ class Nemesis:
     def _signal_agent(self) -> str | None:
         """The job ends by it."""
         node = self._node()
-        if node.agent is None or not node.agent.process.alive:
+        if node.agent is None or not node.agent.process.alive or self._job.is_latecomer(node):
             return None
         return self._acts.signal_agent(node, signal.SIGTERM)
 

@@ -147,6 +147,12 @@ class SimJob:
     def living_nodes(self) -> list[SimNode]:
         return [node for node in self.nodes if node.machine.alive]
 
+    def is_latecomer(self, node: SimNode) -> bool:
+        """It waits for its place among others that have trained: whoever ends it ends nothing
+        else, and leaves the job without a node."""
+        others = any(has_taken_part(other) for other in self.nodes)
+        return others and not has_taken_part(node)
+
     @property
     def world_size(self) -> int:
         """With all nodes."""
@@ -198,8 +204,8 @@ class SimJob:
         if all(node.exit_code is None for node in living):
             return
         for node in living:
-            has_taken_part = any(e.kind == "attempt-formed" for e in node.machine.events)
-            if node.agent is not None and node.agent.signalled is None and not has_taken_part:
+            has_come = has_taken_part(node)
+            if node.agent is not None and node.agent.signalled is None and not has_come:
                 self.was_told_to_end = True
                 node.agent.signal(signal.SIGTERM)
 
@@ -230,6 +236,11 @@ class SimJob:
             lost_steps=self.lost_steps,
             trace=tuple(world.trace.lines),
         )
+
+
+def has_taken_part(node: SimNode) -> bool:
+    """In an attempt of the job."""
+    return any(event.kind == "attempt-formed" for event in node.machine.events)
 
 
 def _launch(plan: RunPlan, first_host: str) -> Launch:
