@@ -156,6 +156,25 @@ def test_a_job_that_is_over(machine: Any) -> None:
     assert machine.json("status", "--job", "demo")["jobs"][0]["state"] == "ended"
 
 
+def test_an_option_that_says_nothing_of_places_refuses_no_look(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.rank("demo", 0, [1])
+    monkeypatch.setenv("KEEPSTEP_SLOTS", "99")
+    monkeypatch.setenv("KEEPSTEP_JOB", "")
+    assert machine.run("status", "--job", "demo").exit_code == 0
+
+
+def test_who_names_the_job_without_the_option_hears_of_it(machine: Any) -> None:
+    machine.rank("demo", 0, [1])
+    result = machine.run("status", "demo")
+    assert result.exit_code == 2 and "a job is named with --job" in result.stderr
+
+
+def test_the_short_spelling_of_help_is_understood(machine: Any) -> None:
+    assert "Usage" in machine.run("status", "-h").stdout
+
+
 def test_an_unknown_job_is_named_with_its_neighbours(machine: Any) -> None:
     machine.rank("demo", 0, [1])
     result = machine.run("status", "--job", "deno")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from keepstep.dashboard.run_screen import chain, run_screen
 from keepstep.dashboard.timeline import runs_of
 from tests.dashboard.screens import at, shown
@@ -41,13 +43,29 @@ def test_a_story_folds_what_repeats_and_keeps_every_sentence_that_does_not() -> 
         ),
         at(950, "rank 0", "next-step", "step 3 is done", step=3),
     ]
-    text = shown(run_screen("demo", 1, 1, runs_of(events)[0]))
+    text = shown(run_screen("demo", 1, 1, runs_of(events)[0], is_alive=True))
     assert "1 failure, 1 recovered, 1 completed step lost; still running" in " ".join(text.split())
     assert "Recovery 1: resumed with step 2 from memory in 850.0 ms, 1 completed step lost" in text
     assert "rank 1, rank 0  4 slots" in text
     assert "3 checkpoints, steps 0 to 2; the last one: copy 2" in text and "copy 1" not in text
     assert "[/m]" in text  # a sentence is no markup
     assert text.count("rank 1 was killed") == 2  # in the recovery and in the timeline
+
+
+@pytest.mark.parametrize(
+    ("is_alive", "told"),
+    [
+        (True, "still running"),
+        (False, "its journal tells of no end, and no rank of it lives"),
+        (None, "its journal tells of no end"),
+    ],
+)
+def test_a_run_without_an_end_is_running_only_where_somebody_lives(
+    is_alive: bool | None, told: str
+) -> None:
+    start = at(0, "keeper", "resumed", "afresh", source="fresh", step=-1)
+    text = " ".join(shown(run_screen("demo", 1, 1, runs_of([start])[0], is_alive)).split())
+    assert f"; {told}" in text
 
 
 def test_an_end_without_recovery_is_not_called_one() -> None:

@@ -242,6 +242,18 @@ def test_a_job_that_ended_well_waits_for_nobody_while_its_memory_goes(
     os.close(keeper)
 
 
+def test_an_earlier_life_s_end_is_not_the_end_of_one_that_lost_its_memory(
+    places: Settings,
+) -> None:
+    journal = FileJournal(places.journal_path, "keeper")
+    journal.record("job-over", "the only rank ended well", ok=True)
+    journal.record("rank-joined", "rank 0 asks", rank=0)
+    view = look(places)
+    assert view.state == "ended"
+    assert view.why == "its memory is gone, and its journal does not say why"
+    journal.close()
+
+
 def test_an_ended_job_says_why_and_what_is_stored(places: Settings) -> None:
     journal = FileJournal(places.journal_path, "keeper")
     journal.record("persisted", "step 9", step=9)

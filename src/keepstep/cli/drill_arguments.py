@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from keepstep.cli.job_choice import arena_dir
 from keepstep.cli.parameters import argument
 from keepstep.config.option import check_seconds
 from keepstep.config.settings import BY_NAME
@@ -132,8 +133,11 @@ class DrillArguments:
         panel=PLACE,
         metavar="c10d|etcd",
     )
-    arena_dir: Path = argument(
-        Path("/dev/shm"), "Directory for the job's memory.", panel=PLACE, metavar="DIR"
+    arena_dir: Path | None = argument(
+        None,
+        "Directory for the job's memory. Default: KEEPSTEP_ARENA_DIR, or /dev/shm.",
+        panel=PLACE,
+        metavar="DIR",
     )
     store: Path | None = argument(
         None,
@@ -185,7 +189,7 @@ def build_drill(arguments: DrillArguments, faults: tuple[Fault, ...], work: Path
         persist_every=arguments.persist_every,
         launcher=arguments.launcher,
         store=None if arguments.store is None else arguments.store.absolute(),
-        arena_dir=arguments.arena_dir,
+        arena_dir=arguments.arena_dir or arena_dir(),
         faults=faults,
         nodes=arguments.nodes,
         policy=arguments.policy,

@@ -64,9 +64,15 @@ def explain(
     if not chosen:
         name = f"job {found.name}" if found else "any job"
         console.print(f"There is no journal of {name} in {state_dir()}.", highlight=False)
+    name = found.name if found else ""
     for number, (run, account) in chosen:
-        name = found.name if found else ""
-        console.print(run_screen(name, number, len(runs), run), account_table(account))
+        lives = number == len(runs) and found is not None and _lives(found)
+        console.print(run_screen(name, number, len(runs), run, lives), account_table(account))
+
+
+def _lives(found: FoundJob) -> bool:
+    """Whether a rank of it does."""
+    return any(alive for alive, _ in read_pages(found.job_dir).values())
 
 
 def _send_spans(found: FoundJob | None, runs: list[JobRun]) -> None:

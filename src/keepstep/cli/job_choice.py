@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from keepstep.config import resolve
+from keepstep.config.settings import BY_VARIABLE
 from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import FoundJob, find_jobs
 from keepstep.errors import ConfigError
@@ -31,12 +32,20 @@ def job_option(default: str) -> Any:
 
 def arena_dir() -> Path:
     """Where jobs have their memory."""
-    return resolve(None, os.environ, default_job="any").arena_dir
+    return resolve(None, _places(), default_job="any").arena_dir
 
 
 def state_dir() -> Path:
     """Where jobs have their journals."""
-    return resolve(None, os.environ, default_job="any").state_dir
+    return resolve(None, _places(), default_job="any").state_dir
+
+
+def _places() -> dict[str, str]:
+    """The environment without other options' values: whoever only looks at jobs needs them not, and
+    is not to be refused for one. A name that is no option's is still an error: it may be a place's,
+    misspelt."""
+    said = ("KEEPSTEP_ARENA_DIR", "KEEPSTEP_STATE_DIR")
+    return {k: v for k, v in os.environ.items() if k in said or k not in BY_VARIABLE}
 
 
 def all_jobs() -> list[FoundJob]:

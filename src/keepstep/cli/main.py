@@ -79,9 +79,17 @@ def _misread(error: Any) -> str:
     why = " ".join(said.split()).rstrip(".")
     if near := getattr(error, "possibilities", None):
         why += f"; did you mean {' or '.join(near)}?"
+    if "unexpected extra argument" in why and "--job" in _options_of(error.ctx):
+        why += "; a job is named with --job"
     named = "keepstep" if error.ctx is None else error.ctx.command_path
     end = "" if why.endswith("?") else "."
     return f"{why[:1].lower()}{why[1:]}{end} `{named} --help` lists what there is"
+
+
+def _options_of(context: Any) -> list[str]:
+    """Of the command that was called, as they are spelt."""
+    parameters = [] if context is None else context.command.params
+    return [spelling for parameter in parameters for spelling in parameter.opts]
 
 
 TRAINING = "Train"
@@ -91,6 +99,7 @@ PLANNING = "Plan"
 app = typer.Typer(
     name="keepstep",
     cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -30,16 +30,19 @@ from keepstep.model.units import S_NS, human_ns
 WIDE_COLUMNS = 100  # from there on the chain's links have a column, too
 
 
-def run_screen(job: str, number: int, runs: int, run: JobRun) -> RenderableType:
-    """One run, the `number`th of `runs`: its recoveries, then every event."""
+def run_screen(
+    job: str, number: int, runs: int, run: JobRun, is_alive: bool | None = None
+) -> RenderableType:
+    """One run, the `number`th of `runs`: its recoveries, then every event. `is_alive`: see
+    `run_end`."""
     recoveries = (
         _recovery(index, recovery, run) for index, recovery in enumerate(run.recoveries, 1)
     )
-    return Group(_title(job, number, runs, run), *recoveries, _timeline(run))
+    return Group(_title(job, number, runs, run, is_alive), *recoveries, _timeline(run))
 
 
-def _title(job: str, number: int, runs: int, run: JobRun) -> Text:
-    end = run_end(run)
+def _title(job: str, number: int, runs: int, run: JobRun, is_alive: bool | None) -> Text:
+    end = run_end(run, is_alive)
     begun = clock(run.events[0].wall_ns)
     words = f"  run {number} of {runs}, begun {begun}: {run_outcome(run)}; "
     return Text.assemble((job, "bold"), words, (end.text, STYLES[end.tone]))

@@ -82,10 +82,14 @@ def run_outcome(run: JobRun) -> str:
     return f"{failures}, {recovered} recovered, {lost(run.lost_steps)}"
 
 
-def run_end(run: JobRun) -> Said:
-    """Whether the run is over, and why."""
-    if run.end is None:
+def run_end(run: JobRun, is_alive: bool | None = None) -> Said:
+    """Whether the run is over, and why. is_alive: whether a rank of it lives; None: nobody has
+    looked."""
+    if run.end is None and is_alive:
         return Said("still running", "good")
+    if run.end is None:
+        lives = "" if is_alive is None else ", and no rank of it lives"
+        return Said(f"its journal tells of no end{lives}", "quiet" if is_alive is None else "warn")
     return Said(f"over: {run.end}", "good" if run.ended_well else "bad")
 
 

@@ -339,8 +339,13 @@ def _state(
 ) -> tuple[str, str]:
     """The state and why it is that."""
     if not job.has_memory:
-        over = next((e for e in reversed(events) if e.kind == "job-over"), None)
-        return "ended", over.why if over else "its memory is gone, and the journal does not say why"
+        last = next((e for e in reversed(events) if e.kind in _BEGINS_OR_ENDS), None)
+        is_over = last is not None and last.kind in ("job-over", "job-ended")
+        return "ended", (
+            last.why
+            if last is not None and is_over
+            else "its memory is gone, and its journal does not say why"
+        )
     living = [status for alive, status in pages.values() if alive]
     gone = sorted(rank for rank, (alive, _) in pages.items() if not alive)
     end = next((e for e in reversed(events) if e.kind in _BEGINS_OR_ENDS), None)

@@ -101,10 +101,12 @@ class DemoRun:
         return result
 
     def stop(self) -> None:
-        """End it, where it runs."""
+        """End it, where it runs; nobody will go on from its memory."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             self.process.wait(timeout=30)
+            clean = [sys.executable, "-m", "keepstep.cli.main", "clean", "--force", "--yes"]
+            subprocess.run([*clean, "--job", self.job], stdout=subprocess.DEVNULL, check=False)
 
     def events(self) -> list[Event]:
         return list(read_journal(self.journal_path))
@@ -127,6 +129,7 @@ def timeline(events: list[Event]) -> Table:
 def demonstrate(steps: int = 100, ranks: int = 2) -> int:
     """Both runs, and what there is to see of them. The exit code: 0 when the ends are equal."""
     directory = Path(tempfile.mkdtemp(prefix="keepstep-demo-"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends below
     runs: list[DemoRun] = []
     try:
         runs.append(struck := DemoRun("killed", directory, steps, ranks))

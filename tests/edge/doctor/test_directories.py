@@ -55,6 +55,14 @@ def test_what_cannot_be_written_is_refused_with_the_reason(
     assert read_directory(machine.host, "/tmp", []).refusal == "Read-only file system"
 
 
+def test_where_nobody_can_make_files_is_refused(machine: FakeMachine) -> None:
+    """`run` refused what `doctor` had called fit."""
+    machine.change("/proc/self/mountinfo", " /dev/shm rw", " /proc rw")
+    machine.change("/proc/self/mountinfo", "tmpfs shm", "proc proc")
+    found = read_directory(machine.host, "/proc/nowhere/store", read_mounts(machine.host))
+    assert "is proc, in which nobody can make files" in found.refusal
+
+
 def test_nothing_stays_in_a_directory_that_was_tried(machine: FakeMachine) -> None:
     assert read_directory(machine.host, "/tmp", []).refusal == ""
     assert list((machine.root / "tmp").iterdir()) == []

@@ -279,6 +279,28 @@ def test_other_numbers_of_ranks_go_on_after_as_many_items() -> None:
     assert (loader.epoch, loader.batch) == (0, 3)
 
 
+@pytest.mark.parametrize(("size", "batch", "again"), [(4, 5, 0), (8, 2, 4), (3, 6, 2), (2, 10, 0)])
+def test_batches_of_another_size_go_on_after_as_many_items(
+    size: int, batch: int, again: int
+) -> None:
+    """They went on after as many batches, and items were never seen."""
+    items = list(range(60))
+    _, states = undisturbed(lambda: DataLoader(items, 2), 10)
+    _, loader = loader_of(DataLoader(items, size), states[10])
+    assert (loader.epoch, loader.batch) == (0, batch)
+    assert next(loader)[0] == 20 - again, "none is left out"
+    assert bool(loader.remark) == (size != 2)
+    assert (f"{again} of them come once more" in loader.remark) == bool(again)
+
+
+def test_a_place_of_before_sizes_were_kept_is_that_of_as_many_batches() -> None:
+    _, states = undisturbed(lambda: DataLoader(list(range(60)), 2), 10)
+    saved = pickle.loads(states[10])
+    del saved["0"]["batch_size"]
+    _, loader = loader_of(DataLoader(list(range(60)), 4), pickle.dumps(saved))
+    assert loader.batch == 10 and not loader.remark
+
+
 def test_an_iterator_is_refused_because_it_cannot_begin_anew() -> None:
     with pytest.raises(ConfigError, match="cannot be begun anew"):
         loader_of(iter(DataLoader(Items())))

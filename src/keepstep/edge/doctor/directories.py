@@ -37,6 +37,10 @@ def read_mounts(host: Host) -> list[Mount]:
     return mounts
 
 
+# what the kernel shows as files
+WITHOUT_FILES = {"proc", "sysfs", "cgroup", "cgroup2", "devpts", "securityfs", "tracefs", "debugfs"}
+
+
 def read_directory(host: Host, path: str | Path, mounts: list[Mount]) -> DirectoryFacts:
     """Facts of an absolute path."""
     path = Path(path)
@@ -55,7 +59,7 @@ def read_directory(host: Host, path: str | Path, mounts: list[Mount]) -> Directo
     return DirectoryFacts(
         path=str(path),
         nearest=str(nearest),
-        refusal=_refusal(there, probe=nearest == path),
+        refusal=_refusal(there, nearest == path, mount.filesystem if mount else None),
         filesystem=mount.filesystem if mount else None,
         options=mount.options if mount else frozenset(),
         total_bytes=space.total_bytes if space else None,
@@ -66,9 +70,11 @@ def read_directory(host: Host, path: str | Path, mounts: list[Mount]) -> Directo
     )
 
 
-def _refusal(there: Path, probe: bool) -> str:
+def _refusal(there: Path, probe: bool, filesystem: str | None) -> str:
     if not there.is_dir():
         return f"{there} is no directory"
+    if filesystem in WITHOUT_FILES:
+        return f"{there} is {filesystem}, in which nobody can make files"
     try:
         if probe:
             with tempfile.TemporaryFile(dir=there) as file:

@@ -72,6 +72,8 @@ class JobData:
                 f"the job goes on after step {step}, and loader {loader.name!r} begins at its "
                 "start: no place was saved under this name"
             )
+        if loader.remark:
+            self._warn(loader.remark)
         if words := not_repeated(dataloader):
             self._warn(words)
         return loader

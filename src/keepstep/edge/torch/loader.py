@@ -47,6 +47,8 @@ class Loader:
         self._source = source
         self.name = name
         self._batches = batches_of(source)
+        self._batch_size = batch_size_of(source)
+        self.remark = ""  # what a restored place could not be kept of, in words
         self._world_size = world_size
         self._draws = draws
         self._on_take = on_take
@@ -147,6 +149,7 @@ class Loader:
                 "epoch": self._epoch,
                 "taken": self._taken,
                 "world_size": self._world_size,
+                "batch_size": self._batch_size,
                 "batches": self._batches.state_dict(),
             }
         if self._skipped:
@@ -156,14 +159,37 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._seed = state["seed"]
         self._epoch = state["epoch"]
-        # As many items of the epoch, where the ranks share them and there are more or fewer ranks.
-        self._taken = state["taken"] * state["world_size"] // self._world_size
+        # As many items of the epoch, where the ranks share them and there are more or fewer ranks,
+        # or batches of another size.
+        before, now = state.get("batch_size"), self._batch_size
+        if before is None or now is None:
+            before = now = 1
+        items = state["taken"] * state["world_size"] * before
+        self._taken, again = divmod(items, self._world_size * now)
+        self.remark = "" if before == now else _resized(self.name, before, now, again)
         self._given.clear()
         # A state of before the skipping knows nothing of it.
-        if state["world_size"] == self._world_size:
+        if (state["world_size"], before) == (self._world_size, now):
             self._skipped.update((epoch, number) for epoch, number in state.get("skipped", ()))
         self._iterator = None
         self._batches.load_state_dict(state["batches"])
+
+
+def batch_size_of(source: Any) -> int | None:
+    """Items in a batch; None where nobody says."""
+    for part in (source, getattr(source, "batch_sampler", None)):
+        size = getattr(part, "batch_size", None)
+        if isinstance(size, int) and size > 0:
+            return size
+    return None
+
+
+def _resized(name: str, before: int, now: int, again: int) -> str:
+    seen_again = f"; {again} of them come once more" if again else ""
+    return (
+        f"loader {name!r} had batches of {before} and has batches of {now} now: it goes on behind "
+        f"as many items of its epoch{seen_again}"
+    )
 
 
 class HasPlace(Protocol):

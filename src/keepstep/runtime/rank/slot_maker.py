@@ -8,6 +8,7 @@ How many there are, and when, is decided in `core/redundancy/memory_budget.py` a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from keepstep.core.redundancy import memory_budget
@@ -15,7 +16,7 @@ from keepstep.edge.shm.slot import Slot, slot_bytes, slot_path
 from keepstep.edge.shm.slot_store import SHELVES
 from keepstep.errors import ConfigError
 from keepstep.model.events import WARNING
-from keepstep.model.topology import parse_policy
+from keepstep.model.topology import Auto, NoRedundancy, parse_policy
 from keepstep.ports import Acts
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 
@@ -47,7 +48,7 @@ class SlotMaker:
         paths = [slot_path(options.job_dir, who.rank, index) for index in range(there)]
         own = sum(memory.size(path) for path in paths) * who.local_world_size
         policy = parse_policy(options.redundancy)
-        return memory_budget.plan(
+        plan = memory_budget.plan(
             slot_bytes(payload, manifest, memory.block_bytes),
             who.local_world_size,
             memory.free_bytes(options.arena_dir),
@@ -61,6 +62,10 @@ class SlotMaker:
             block_bytes=memory.block_bytes,
             restoring_bytes=self._restoring_bytes,
         )
+        if who.has_many_nodes or isinstance(policy, (Auto, NoRedundancy)):
+            return plan
+        alone = f"; the job has one node, so redundancy {options.redundancy} copies nothing"
+        return replace(plan, why=plan.why + alone)
 
     def _held_bytes(self) -> int:
         """What this node's keeper holds for others already: it is in the plan, and no longer in
