@@ -160,13 +160,14 @@ def first_content_ms(port: int) -> list[float] | None:
                   if (!document.querySelector("#ranks-table tbody tr")) return;
                   observer.disconnect();
                   requestAnimationFrame(() => {
-                    document.documentElement.dataset.contentMs = performance.now();
+                    window.contentMs = performance.now();
                   });
                 }).observe(document, { subtree: true, childList: true });"""
             )
             page.goto(f"http://127.0.0.1:{port}/")
-            page.wait_for_selector("html[data-content-ms]", state="attached")
-            found.append(float(page.get_attribute("html", "data-content-ms")))
+            while not (shown_ms := page.evaluate("window.contentMs")):
+                page.wait_for_timeout(20)
+            found.append(float(shown_ms))
             page.close()
         browser.close()
     return found
