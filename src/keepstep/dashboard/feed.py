@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from keepstep.dashboard.delta import difference
 
-EVERY_S = 1.0
+EVERY_S = 1.5  # steps go on; what has happened is in a journal, and shown at once
 NEWS_EVERY_S = 0.2  # a journal that has grown is looked at at once
 # A look is followed by a pause of so many times what it took, whatever the news: so much of a core
 # is the most that readers can cost.
