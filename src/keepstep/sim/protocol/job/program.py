@@ -45,6 +45,9 @@ STANDS_NS = 4 * S_NS  # behind a step, until it leaves
 STANDS_TRIES = 3000
 TAKEN_BACK = 0.5  # of all halts
 DOUBTED_STEPS = 3  # so far ahead is the halt at most
+# Real doubts end with a verdict. Over a slow network a job that is taken back every other step for
+# ever commits nothing, and never ends.
+DOUBTED_EPOCHS = 100
 
 
 class Tempo(Protocol):
@@ -321,7 +324,8 @@ class Program:
     def _halt_or_leave(self, rank: Rank) -> None:
         """At the end of a body: where somebody doubts a step all stand behind it first."""
         step, halting = rank.step + 1, rank.halting
-        if self._script.doubts and self._random.random() < self._script.doubts:
+        doubts = self._script.doubts and self._random.random() < self._script.doubts
+        if doubts and rank.epoch < DOUBTED_EPOCHS:
             halting.ask(step + 1 + self._random.randrange(DOUBTED_STEPS))
         if halting.at != step or rank.has_lost_peer:
             self._leave_body(rank, True)
