@@ -107,12 +107,16 @@ class FakeResumeNodes:
         self.fetching: list[tuple[int, Stamp, Then]] = []
         self.forgotten: list[Stamp | None] = []
         self.went: list[tuple[int, Stamp | None]] = []
+        self.told_inventory_before: list[int] = []  # which of the words in `heard`
 
     def to_all(self, body: VoteToAll) -> None:
         self.said.append(body)
 
     def to_leader(self, body: VoteToLeader) -> None:
         self.heard.append(body)
+
+    def tell_inventory(self) -> None:
+        self.told_inventory_before.append(len(self.heard))
 
     def silent_nodes(self) -> frozenset[int]:
         return frozenset()
@@ -179,6 +183,14 @@ def test_the_leader_hears_what_the_node_knows_of_a_rank() -> None:
 
 def halt(rank: int, says: str, step: int = 16) -> HaltWord:
     return HaltWord(rank, RANKS, 3, step, 1, says)  # type: ignore[arg-type]
+
+
+def test_the_leader_hears_what_a_node_holds_now_before_a_rank_of_it_asks() -> None:
+    """In a vote of a mesh that stands it knew what was held when the mesh began, and a rank with a
+    damaged slot went back further than it need (seed 931129)."""
+    host, nodes = following()
+    host.join(2)
+    assert nodes.told_inventory_before == [0] and isinstance(nodes.heard[0], RankJoined)
 
 
 def test_another_life_of_the_leader_hears_where_ranks_stand() -> None:

@@ -94,6 +94,9 @@ class ResumeNodes(VoteNodes, Protocol):
     def fetch(self, source: RestoreSource, stamp: Stamp, then: Then) -> None:
         """Bring a rank's snapshot here; `then` hears None, or why it cannot be had."""
 
+    def tell_inventory(self) -> None:
+        """Tell the keeper that decides what this node holds now, for whoever lives where."""
+
     def forget_newer(self, stamp: Stamp | None) -> None:
         """Give up what is held for others and newer; None: all of it."""
 
@@ -116,6 +119,9 @@ class OneNode:
 
     def to_leader(self, body: VoteToLeader) -> None:
         """Nobody else decides."""
+
+    def tell_inventory(self) -> None:
+        """Nothing is held."""
 
     def silent_nodes(self) -> frozenset[int]:
         """See `VoteNodes`."""
@@ -242,6 +248,7 @@ class Resume:
         current.joins[rank] = joined
         current.answers.pop(rank, None)
         current.handed.discard(rank)
+        current.nodes.tell_inventory()  # first: what has come since the mesh began counts as well
         current.to_leader(joined)
 
     def attached(self, permitted: TrainingPermitted) -> None:

@@ -358,6 +358,10 @@ class MeshState:
         """All ranks go back to `stamp` (None: to something that is not in memory)."""
         self._held.forget_newer(stamp)
 
+    def tell_inventory(self) -> None:
+        """See `ResumeNodes`."""
+        self._report_inventory()
+
     def _report_inventory(self) -> None:
         if not self._held.is_proven:
             return
