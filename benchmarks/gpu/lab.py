@@ -6,7 +6,7 @@
     python -m benchmarks.gpu.lab rollback [GB] [TOKENS]    a restore into the living tensors
 
 Prints lines of `name: figure=value`. What passes and what does not is in `docs/gpu.md`. Slots lie
-in /dev/shm, or in GPU_LAB_SHM; GPU_LAB_STEPS of them are trained (30).
+in /dev/shm, or in GPU_LAB_SHM. GPU_LAB_STEPS: how many steps `capture` trains (30).
 """
 
 from __future__ import annotations
@@ -380,10 +380,8 @@ def item() -> None:
         waits: list[float] = []
         began = time.perf_counter()
         number = 0
-        for a, b in zip(there, host, strict=True):
-            for at in range(0, nbytes, piece or nbytes):
-                if not piece:
-                    continue
+        for a, b in zip(there, host, strict=True) if piece else ():
+            for at in range(0, nbytes, piece):
                 with torch.cuda.stream(streams[number % turns]):
                     if turns > 1:
                         torch.cuda.current_stream().wait_event(event)

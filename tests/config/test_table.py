@@ -12,7 +12,7 @@ import pytest
 import keepstep
 from keepstep.config import Config, Settings, from_environ, from_mapping, resolve
 from keepstep.config.option import Check, Directory, Option, Topic, Unset, option, options_of
-from keepstep.config.settings import INTERNAL, check
+from keepstep.config.settings import NO_OPTIONS, check
 from keepstep.config.table import OPTIONS
 from keepstep.errors import ConfigError
 
@@ -69,7 +69,7 @@ def test_an_option_is_complete(option: Option) -> None:
     assert option.help.endswith(".") and option.help[:1].isalnum()
     assert bool(option.metavar) == (option.kind is not bool)
     assert option.default_words
-    assert option.variable not in INTERNAL
+    assert option.variable not in NO_OPTIONS
 
 
 def test_every_variable_that_the_docs_name_is_known() -> None:
@@ -80,7 +80,7 @@ def test_every_variable_that_the_docs_name_is_known() -> None:
         for page in (docs.parent / "README.md", *docs.rglob("*.md"))
         for name in re.findall(r"\bKEEPSTEP_[A-Z0-9_]*[A-Z0-9]\b(?!\*)", page.read_text())
     }
-    known = {option.variable for option in OPTIONS} | INTERNAL
+    known = {option.variable for option in OPTIONS} | NO_OPTIONS
     assert named - known == set()
 
 

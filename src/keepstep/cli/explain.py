@@ -30,7 +30,7 @@ from keepstep.dashboard.moment import Moment
 from keepstep.dashboard.run_screen import run_screen
 from keepstep.dashboard.spans import incidents_of
 from keepstep.dashboard.timeline import JobRun, runs_of
-from keepstep.dashboard.view import run_account
+from keepstep.dashboard.view import Pages, run_account
 from keepstep.edge.net.telemetry import send_spans
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.status_pages import read_pages
@@ -52,7 +52,9 @@ def explain(
 ) -> None:
     """Show what happened to a job and why: each failure step by step, and where the time went."""
     found = newest_with_journal(job)
-    runs = _runs(found) if found else []
+    pages = read_pages(found.job_dir) if found else {}
+    is_alive = any(alive for alive, _ in pages.values())
+    runs = _runs(found, pages) if found else []
     chosen = list(enumerate(runs, 1))[0 if every else -1 :]
     if spans:
         _send_spans(found, [run for run, _ in runs])
@@ -66,13 +68,8 @@ def explain(
         console.print(f"There is no journal of {name} in {state_dir()}.", highlight=False)
     name = found.name if found else ""
     for number, (run, account) in chosen:
-        lives = number == len(runs) and found is not None and _lives(found)
+        lives = number == len(runs) and is_alive
         console.print(run_screen(name, number, len(runs), run, lives), account_table(account))
-
-
-def _lives(found: FoundJob) -> bool:
-    """Whether a rank of it does."""
-    return any(alive for alive, _ in read_pages(found.job_dir).values())
 
 
 def _send_spans(found: FoundJob | None, runs: list[JobRun]) -> None:
@@ -81,10 +78,9 @@ def _send_spans(found: FoundJob | None, runs: list[JobRun]) -> None:
     print(f"{counted(len(incidents), 'incident')} sent, as {counted(sent, 'span')}.")
 
 
-def _runs(found: FoundJob) -> list[tuple[JobRun, Account]]:
+def _runs(found: FoundJob, pages: Pages) -> list[tuple[JobRun, Account]]:
     """Every run of the job, and where its time went. Whoever lives now lives in the last one."""
     runs = runs_of(read_journal(found.journal_path))
-    pages = read_pages(found.job_dir)
     now = Moment.now()
     return [(run, run_account(run, pages if run is runs[-1] else {}, now)) for run in runs]
 

@@ -25,6 +25,7 @@ from keepstep.config.table import OPTIONS, Options
 from keepstep.errors import ConfigError
 from keepstep.model.decoding import an_object, from_json
 from keepstep.model.device import UNTESTED_NCCL
+from keepstep.model.lost import LOST_VARIABLES
 from keepstep.model.topology import Copies, parse_policy
 
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un holds 108 with the final zero
@@ -42,9 +43,9 @@ INTERNAL = {
     "KEEPSTEP_DRILL",
     "KEEPSTEP_LAB",
     "KEEPSTEP_RAY_AGENT",
-    *(f"KEEPSTEP_LOST_{what}" for what in ("NODE", "HOST", "JOB", "WHY")),  # for replace_command
-    UNTESTED_NCCL,
 }
+# Those, what `replace_command` is told, and a switch of the user's that is no option yet.
+NO_OPTIONS = INTERNAL | {*LOST_VARIABLES, UNTESTED_NCCL}
 YES_AND_NO = {
     **dict.fromkeys(("on", "1", "true", "yes"), True),
     **dict.fromkeys(("off", "0", "false", "no"), False),
@@ -189,7 +190,7 @@ def from_environ(environ: Environ) -> Config:
     nearest, and on a value that cannot be read."""
     values: dict[str, Any] = {}
     for variable, text in environ.items():
-        if not variable.startswith(ENV_PREFIX) or variable in INTERNAL:
+        if not variable.startswith(ENV_PREFIX) or variable in NO_OPTIONS:
             continue
         if variable not in BY_VARIABLE:
             raise ConfigError(

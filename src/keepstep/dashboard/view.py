@@ -340,12 +340,9 @@ def _state(
     """The state and why it is that."""
     if not job.has_memory:
         last = next((e for e in reversed(events) if e.kind in _BEGINS_OR_ENDS), None)
-        is_over = last is not None and last.kind in ("job-over", "job-ended")
-        return "ended", (
-            last.why
-            if last is not None and is_over
-            else "its memory is gone, and its journal does not say why"
-        )
+        if last is not None and last.kind in ("job-over", "job-ended"):
+            return "ended", last.why
+        return "ended", "its memory is gone, and its journal does not say why"
     living = [status for alive, status in pages.values() if alive]
     gone = sorted(rank for rank, (alive, _) in pages.items() if not alive)
     end = next((e for e in reversed(events) if e.kind in _BEGINS_OR_ENDS), None)

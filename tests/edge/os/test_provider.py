@@ -12,6 +12,7 @@ import pytest
 
 from keepstep.config import from_environ
 from keepstep.edge.os.provider import CommandProvider, environ_of
+from keepstep.model.device import UNTESTED_NCCL
 from keepstep.model.lost import LostNode
 
 LOST = LostNode("gpt", 2, "10.0.0.3", "it says nothing")
@@ -38,7 +39,9 @@ def test_what_is_this_node_s_is_not_handed_on_and_the_user_s_is(
     """`sbatch` gives the agent that it starts elsewhere all that it has itself."""
     monkeypatch.setenv("KEEPSTEP_SUPERVISOR", "123")
     monkeypatch.setenv("KEEPSTEP_REDUNDANCY", "copies:2")
+    monkeypatch.setenv(UNTESTED_NCCL, "1")
     found = environ_of(LOST)
+    assert found[UNTESTED_NCCL] == "1", "a switch that the user has set"
     assert "KEEPSTEP_SUPERVISOR" not in found and found["KEEPSTEP_REDUNDANCY"] == "copies:2"
     assert from_environ(found).redundancy == "copies:2", "an agent there understands all of it"
 

@@ -493,8 +493,7 @@ class Vote:
     def _ranks_without_memory(self) -> list[int]:
         """Ranks of whose states there is nothing in any memory. A doubt is never why: snapshots
         that are all in doubt stay where they are."""
-        empty = sorted(rank for rank, ballot in self.ballots.items() if not ballot.holds)
-        return [rank for rank in empty if not self.elsewhere.get(rank)]
+        return sorted(r for r, b in self.ballots.items() if not (b.holds or self.elsewhere.get(r)))
 
     def _make(self, source: str, stamp: Stamp, why: str) -> list[Action]:
         self.number += 1

@@ -15,6 +15,9 @@ from pathlib import Path
 from keepstep.edge.doctor.host import Host
 from keepstep.model.machine_facts import DirectoryFacts
 
+# what the kernel shows as files
+WITHOUT_FILES = {"proc", "sysfs", "cgroup", "cgroup2", "devpts", "securityfs", "tracefs", "debugfs"}
+
 
 @dataclass(frozen=True, slots=True)
 class Mount:
@@ -35,10 +38,6 @@ def read_mounts(host: Host) -> list[Mount]:
             options = frozenset(here[5].split(",")) | frozenset(there[2].split(","))
             mounts.append(Mount(_plain(here[4]), there[0], options))
     return mounts
-
-
-# what the kernel shows as files
-WITHOUT_FILES = {"proc", "sysfs", "cgroup", "cgroup2", "devpts", "securityfs", "tracefs", "debugfs"}
 
 
 def read_directory(host: Host, path: str | Path, mounts: list[Mount]) -> DirectoryFacts:

@@ -11,9 +11,10 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable
+from dataclasses import astuple
 
 from keepstep.config.settings import INTERNAL
-from keepstep.model.lost import LostNode
+from keepstep.model.lost import LOST_VARIABLES, LostNode
 
 LAST_BYTES = 500
 
@@ -21,10 +22,9 @@ LAST_BYTES = 500
 def environ_of(lost: LostNode) -> dict[str, str]:
     """The user's, and what was lost. What keepstep's processes hand down to each other is of this
     node: `sbatch` would hand it on to the agent of another one."""
-    about = {"JOB": lost.job, "NODE": str(lost.node), "HOST": lost.host, "WHY": lost.why}
-    told = {f"KEEPSTEP_LOST_{name}": value for name, value in about.items()}
+    told = zip(LOST_VARIABLES, map(str, astuple(lost)), strict=True)
     kept = {name: value for name, value in os.environ.items() if name not in INTERNAL}
-    return {**kept, **told}
+    return {**kept, **dict(told)}
 
 
 def last_line(said: bytes) -> str:

@@ -153,17 +153,19 @@ class MappedFile:
         end = self.nbytes if nbytes is None else at + nbytes
         at -= at % mmap.PAGESIZE
         threads = proof_threads() if end - at > MUCH_BYTES else 1
-        part = round_up(-(-(end - at) // threads), mmap.PAGESIZE)
-        bounds = [(begin, min(begin + part, end)) for begin in range(at, end, part or 1)]
-        if len(bounds) < 2:
-            for begin, until in bounds:
-                self._populate(begin, until)
+        if threads == 1:
+            self._populate(at, end)
             return
+        part = round_up(-(-(end - at) // threads), mmap.PAGESIZE)
+        begins = range(at, end, part)
+        ends = [min(begin + part, end) for begin in begins]
         with ThreadPoolExecutor(threads, thread_name_prefix="prefault") as pool:
-            list(pool.map(self._populate, *zip(*bounds, strict=True)))
+            list(pool.map(self._populate, begins, ends))
 
     def _populate(self, begin: int, end: int) -> None:
-        if _libc.madvise(self.address + begin, end - begin, MADV_POPULATE_WRITE) != 0:
+        if begin < end and (
+            _libc.madvise(self.address + begin, end - begin, MADV_POPULATE_WRITE) != 0
+        ):
             for touched in range(begin, end, mmap.PAGESIZE):  # an older kernel
                 self._map[touched] = self._map[touched]
 

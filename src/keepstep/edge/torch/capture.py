@@ -13,7 +13,7 @@ bytes are compared once more, others each time: for what no counter sees (measur
 `fused` updates, `.data`, collectives). A copy that fails one is torn: it is dropped, and the
 tensors that moved are named.
 
-On a device all copies are ordered at the boundary, on a stream of their own, into page-locked slots
+On a device all copies are ordered at the boundary, on streams of their own, into page-locked slots
 (`device_copy.py`, `page_locks.py`), and the fence makes the *device* wait, not the trainer. What
 has been copied by then is only known to the device, so a fence that comes too late to be ordered is
 ordered all the same, and each optimizer's update waits for its own tensors alone.

@@ -48,7 +48,7 @@ class Loader:
         self.name = name
         self._batches = batches_of(source)
         self._batch_size = batch_size_of(source)
-        self.remark = ""  # what a restored place could not be kept of, in words
+        self.remark = ""  # how the restored place differs from the one that was saved
         self._world_size = world_size
         self._draws = draws
         self._on_take = on_take

@@ -182,7 +182,7 @@ class MeshState:
     def open(self) -> None:
         """Join the mesh, and say what is held here if that is proven already."""
         self._links.open(self._near)
-        self._report_inventory()
+        self.tell_inventory()
 
     def end(self) -> None:
         """The next mesh begins."""
@@ -193,7 +193,7 @@ class MeshState:
 
     def held_is_proven(self) -> None:
         """What is held here for others has been verified."""
-        self._report_inventory()
+        self.tell_inventory()
         early, self._early_offers = self._early_offers, []
         for offer in early:
             self._holder.offered(offer)
@@ -288,7 +288,7 @@ class MeshState:
             self._leader.link_is_open(node)
         if node == LEADER:
             self._last_report = ()
-            self._report_inventory()
+            self.tell_inventory()
             self._host.leader_is_back()
             self.report()
 
@@ -359,10 +359,7 @@ class MeshState:
         self._held.forget_newer(stamp)
 
     def tell_inventory(self) -> None:
-        """See `ResumeNodes`."""
-        self._report_inventory()
-
-    def _report_inventory(self) -> None:
+        """See `ResumeNodes`. Nothing, while what is held here is not proven."""
         if not self._held.is_proven:
             return
         world_size = self.mesh.world_size
@@ -596,4 +593,4 @@ class MeshState:
     def damaged_at_rest(self, path: Path, why: str) -> None:
         """What is held there for others does not prove any more."""
         self._holder.damaged_at_rest(path, why)
-        self._report_inventory()
+        self.tell_inventory()
