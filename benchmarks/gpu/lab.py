@@ -1,6 +1,7 @@
 """keepstep on a real device, one experiment a name.
 
     python -m benchmarks.gpu.lab env|futures [nccl]|stale|item|graph
+    python -m benchmarks.gpu.lab many [COUNT]              a state of many small tensors
     python -m benchmarks.gpu.lab capture [GB] [TOKENS]     none, raw, dcp and keepstep by turns
     python -m benchmarks.gpu.lab adopt [GB] [TOKENS]       a life, SIGKILL, another life
     python -m benchmarks.gpu.lab rollback [GB] [TOKENS]    a restore into the living tensors
@@ -188,6 +189,14 @@ def futures(backend: str = "keepstep") -> None:
         all_reduce_ms=took * 1e3,
         extra_bytes_per_byte=more / (4 * count),
     )
+    small, took_s = torch.zeros(8, device="cuda"), []
+    for _ in range(200):
+        began = time.perf_counter()
+        work = dist.all_reduce(small, async_op=True)
+        took_s.append(time.perf_counter() - began)
+        assert work is not None
+        work.wait()
+    say("queued", backend=dist.get_backend(), us=statistics.median(took_s) * 1e6)
     dist.barrier(device_ids=[0])
     say("barrier_device_ids", ok=True)
 
@@ -291,7 +300,7 @@ def told(job: Any) -> dict[str, float]:
 
 
 def adopt(gb: str = "10", tokens: str = "32768", life: str = "0") -> None:
-    """SIGKILL in step 6, then again: are slots locked that are adopted, and what does a restore
+    """SIGKILL in step 12, then again: are slots locked that are adopted, and what does a restore
     take?"""
     if life == "0":
         for each in ("1", "2"):
@@ -315,11 +324,12 @@ def adopt(gb: str = "10", tokens: str = "32768", life: str = "0") -> None:
         at_step=job.step,
         peak_ratio=torch.cuda.max_memory_allocated() / before,
     )
-    for step in job.steps(14):
+    for step in job.steps(20):
         trainer.step()
         torch.cuda.synchronize()
-        if life == "1" and step == 6:
+        if life == "1" and step == 12:
             time.sleep(2)
+            say("copies", life=life, **told(job))
             os.kill(os.getpid(), signal.SIGKILL)
     say("copies", life=life, **told(job))
     job.close()
@@ -451,6 +461,40 @@ def graph() -> None:
     job.close()
 
 
+def many(count: str = "5000", mode: str = "all") -> None:
+    """The host's time for a step of a state of many small tensors: nothing saved, and all of it in
+    every step. Each layer brings two tensors, and AdamW four more."""
+    if mode == "all":
+        for each in ("none", "keepstep", "none", "keepstep"):
+            command = [sys.executable, "-m", "benchmarks.gpu.lab", "many", count, each]
+            subprocess.run(command, check=False)
+        return
+    import keepstep
+
+    layers = [torch.nn.Linear(64, 64) for _ in range(int(count) // 6)]
+    model = torch.nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    x = torch.randn(64, 64, device="cuda")
+    job = keepstep.protect(model=model, optimizer=optimizer) if mode == "keepstep" else None
+    times: list[float] = []
+    between: list[float] = []
+    ended = 0.0
+    for _ in job.steps(60) if job else range(60):
+        began = time.perf_counter()
+        between.append(began - ended)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+        ended = time.perf_counter()
+        times.append(ended - began)
+    extra = {"boundary_ms": statistics.median(between[10:]) * 1e3}
+    if job:
+        extra |= told(job)
+        job.close()
+    say("many", mode=mode, tensors=int(count), step_ms=statistics.median(times[10:]) * 1e3, **extra)
+
+
 EXPERIMENTS: dict[str, Callable[..., None]] = {
     "env": env,
     "futures": futures,
@@ -459,6 +503,7 @@ EXPERIMENTS: dict[str, Callable[..., None]] = {
     "adopt": adopt,
     "rollback": rollback,
     "item": item,
+    "many": many,
     "graph": graph,
 }
 
@@ -467,6 +512,8 @@ def main() -> None:
     name, *given = sys.argv[1:] or [""]
     if name not in EXPERIMENTS:
         sys.exit(f"expected one of {', '.join(EXPERIMENTS)}, found {name!r}")
+    # memory that a killed experiment has left is another one's state
+    os.environ.setdefault("KEEPSTEP_JOB", f"gpu-lab-{name}-{os.getpid()}")
     if not torch.cuda.is_available():
         sys.exit("expected a CUDA device, found none")
     EXPERIMENTS[name](*given)

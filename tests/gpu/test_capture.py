@@ -160,8 +160,9 @@ def test_a_number_that_the_trainer_asks_for_does_not_wait_for_the_whole_copy(
     tmp_path: Path,
 ) -> None:
     """As `loss.item()` does. Copies take turns, so it gets the bus between two of them."""
-    large = torch.empty(GIB, dtype=torch.uint8, device="cuda")
-    protected = Protected.of({"large": large}, lazy=True)
+    model = torch.nn.Linear(1, GIB // 4, bias=False, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)  # what it updates does not move before
+    protected = Protected.of({"model": model, "optimizer": optimizer}, lazy=True)
     live = TorchState(protected, 0, 1, resolve(None, {}, "j"))
     slot = Slot.create(MEMORY, tmp_path / "slot", GIB + MIB, MIB)
     assert live.pin(slot) is None

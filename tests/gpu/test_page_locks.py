@@ -3,7 +3,9 @@ have to lie in tmpfs: run with `--basetemp` below /dev/shm. Skipped without CUDA
 
 from __future__ import annotations
 
+import gc
 import json
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch
 from keepstep.config import resolve
 from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.slot import Slot
+from keepstep.edge.shm.slot import Slot, slot_bytes
 from keepstep.edge.torch import page_locks
 from keepstep.edge.torch.cuda_pages import CudaPages
 from keepstep.edge.torch.live_state import TorchState
@@ -77,25 +79,38 @@ def test_a_slot_is_locked_until_it_is_closed(tmp_path: Path) -> None:
         assert training.saved() == {7}
 
 
+FILLERS = 2000  # more than there are holes of that size, from what was mapped before
+
+
+def in_between(training: Training) -> tuple[Slot, list[mmap.mmap]]:
+    """A slot, and maps that fill what is free above it and below: the next map of that size lies
+    where the slot did. A kernel looks for room from the top."""
+    scratch = training.home / "scratch"
+    with open(scratch, "w+b") as file:
+        file.truncate(slot_bytes(NBYTES + MIB, 64 * KIB, MEMORY.block_bytes))
+        above = [mmap.mmap(file.fileno(), 0) for _ in range(FILLERS)]
+        slot = training.slot()
+        return slot, [*above, mmap.mmap(file.fileno(), 0)]
+
+
 def replaced(training: Training) -> set[int]:
     """What lies in a file that has taken a locked slot's place, after a copy of 8s."""
     tmp_path = training.home
-    first = training.slot()
+    first, fillers = in_between(training)
     training.live.pin(first)
     training.save(first, 7)
     training.slot("other").close()
     os.replace(tmp_path / "other", tmp_path / "slot-0")
     address = first.payload_address
     first.close()
-    others = []
+    gc.collect()
     second = Slot(MEMORY, tmp_path / "slot-0")
-    while second.payload_address != address and len(others) < 20:
-        others.append(second)  # what is free elsewhere is taken, until the old place is next
-        second = Slot(MEMORY, tmp_path / "slot-0")
     assert second.payload_address == address, "no map lies where the old one lay"
     assert training.live.pin(second) is None
     training.save(second, 8)
     second.close()
+    for filler in fillers:
+        filler.close()
     return training.saved()
 
 
@@ -108,13 +123,17 @@ def test_with_locks_that_outlive_their_map_it_would_not(
 ) -> None:
     """Else the test above could not fail. The new map lies where the old one lay."""
     monkeypatch.setattr(PageLocks, "_end", lambda self, slot: page_locks._kept.clear())
-    monkeypatch.setattr(PageLocks, "lock", once_for_each_address(PageLocks.lock))
-    assert replaced(Training(tmp_path)) != {8}
+    addresses: set[int] = set()
+    monkeypatch.setattr(PageLocks, "lock", once_for_each_address(PageLocks.lock, addresses))
+    try:
+        assert replaced(Training(tmp_path)) != {8}
+    finally:
+        for address in addresses:
+            CudaPages(torch.device("cuda", torch.cuda.current_device())).unregister(address)
 
 
-def once_for_each_address(lock: Any) -> Any:
+def once_for_each_address(lock: Any, seen: set[int]) -> Any:
     """As it was when registrations were never ended: the second is refused, and nobody looks."""
-    seen: set[int] = set()
 
     def locked(self: PageLocks, slot: Slot) -> str | None:
         if slot.payload_address in seen:

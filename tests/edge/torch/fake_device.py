@@ -268,16 +268,17 @@ class FakeNcclFuture:
 
 
 class FakeNcclWork:
-    """See `ProcessGroupNCCL::WorkNCCL`."""
+    """See `ProcessGroupNCCL::WorkNCCL`. Completed is also what has failed, and its error is none
+    that Python could be told."""
 
-    def __init__(self, device: FakeDevice, end: FakeEvent, outputs: Any) -> None:
-        self._device, self._end, self._outputs = device, end, outputs
+    def __init__(self, nccl: FakeNccl, device: FakeDevice, end: FakeEvent, outputs: Any) -> None:
+        self._nccl, self._device, self._end, self._outputs = nccl, device, end, outputs
 
     def is_completed(self) -> bool:
-        return self._end.query()
+        return self._nccl.is_peer_lost or self._nccl.is_aborted or self._end.query()
 
     def exception(self) -> None:
-        return None
+        raise TypeError("Unable to convert function return value to a Python type!")
 
     def wait(self, timeout: object = None) -> bool:
         self._device.current.wait_event(self._end)
@@ -336,4 +337,4 @@ class FakeNccl:
             return None
         end = FakeEvent(self._device)
         end.record(stream)
-        return FakeNcclWork(self._device, end, tensors)
+        return FakeNcclWork(self, self._device, end, tensors)

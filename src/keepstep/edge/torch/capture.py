@@ -148,8 +148,8 @@ class TensorCopy:
         """With everything else ordered on a device, what stands still on the host is counters of
         steps and the like: when they are copied, too, no update waits for a thread of ours."""
         rest = [copies.lazy for copies in self.state.copies]
-        on_host = (s.spec.nbytes for r in rest for i, s in r.pairs if not self._is_on_device(i))
-        if sum(on_host) <= AT_ONCE_BYTES:
+        held = (place for r in rest for place in r.device_bytes.items())
+        if sum(n for device, n in held if not self._is_copied_from(device)) <= AT_ONCE_BYTES:
             for share in rest:
                 self._write(share)
             self._is_copied = True
@@ -337,12 +337,14 @@ class TensorCopy:
 
     def _write_through_torch(self, share: CopyShare) -> None:
         self.copied_bytes += share.nbytes
-        for item, segment in share.through_torch:
-            if not self._is_on_device(item):
-                write(self.slot, segment, item.local)
+        for device, pairs in share.through_torch.items():
+            if not self._is_copied_from(device):
+                for item, segment in pairs:
+                    write(self.slot, segment, item.local)
 
-    def _is_on_device(self, item: StateItem) -> bool:
-        return self.plans is not None and item.local.device in self.plans.devices
+    def _is_copied_from(self, device: torch.device) -> bool:
+        """Whether the copies of what lies there are ordered on it."""
+        return self.plans is not None and device in self.plans.devices
 
 
 def copy_plans(devices: Iterable[torch.device]) -> CopyPlans | None:

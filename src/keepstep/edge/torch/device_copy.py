@@ -222,12 +222,18 @@ class CopyPlans:
         return is_behind
 
     def of(self, slot: Slot, copies: Sequence[CopyOrder], payload_bytes: int) -> DeviceCopy:
-        """copies: the plan's, which is kept from gather to gather, and then what is found anew."""
+        """copies: the plan's, which is kept from gather to gather, and then what is found anew. Of
+        that, where it lies matters only on a device: random states of the host are other tensors
+        each time."""
         lasting, *others = copies
         key = (
             lasting,
             -(-payload_bytes // slot.block_bytes),
-            *(_place(pair) for order in others for pair in order.pairs),
+            *(
+                _place(pair) if pair[0].local.device in self._streams else _goes_to(pair)
+                for order in others
+                for pair in order.pairs
+            ),
         )
         known = self._known.get(slot)
         if known is None or known[0][0] is not lasting or known[0][1:] != key[1:]:
@@ -287,10 +293,14 @@ class CopyPlans:
 
 def _place(pair: Pair) -> tuple[Any, ...]:
     """Equal for two tensors that are the same memory, and go to the same place."""
-    item, segment = pair
+    item, _ = pair
     local = item.local
     look = (local.data_ptr(), local.dtype, local.shape, local.stride(), local.device)
-    return segment.offset, segment.spec.nbytes, item.turn, *look
+    return *_goes_to(pair), item.turn, *look
+
+
+def _goes_to(pair: Pair) -> tuple[int, int]:
+    return pair[1].offset, pair[1].spec.nbytes
 
 
 def _in_buckets(

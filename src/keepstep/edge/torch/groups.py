@@ -35,6 +35,7 @@ from keepstep.edge.torch.membership import Membership, membership
 from keepstep.edge.torch.transports import Building, GroupLife, ShownBackend, stay_environment
 from keepstep.edge.torch.works import (
     CallersStream,
+    EndEvent,
     OverWork,
     QueuedWork,
     Tensors,
@@ -484,10 +485,13 @@ class TorchGroup(dist.ProcessGroup):
             if not members.broke(told_in_short(error)):
                 raise
             return OverWork(outputs, device)
+        end: Any = None
         if under_way is None:
             end = None if is_captured else inner.end_on_stream()
             under_way = CallersStream(end, outputs, device)
-        work = QueuedWork(under_way, members)
+        elif not is_captured:
+            end = EndEvent(under_way, inner.end_on_stream)
+        work = QueuedWork(under_way, end, members)
         if not is_captured:
             members.queued(work)
         return work

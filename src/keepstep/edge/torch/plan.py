@@ -37,16 +37,23 @@ BesideFacts = tuple[list[bool], list[bool], int]
 @dataclass(frozen=True, slots=True)
 class CopyShare:
     """Some of the tensors with their places, and the ways there: `table` takes bytes from host
-    memory, `through_torch` are those that have no address to copy from."""
+    memory, `through_torch` are those that have no address to copy from, by their devices.
+    `device_bytes`: of all, likewise."""
 
     pairs: tuple[Pair, ...]
     table: CopyTable
-    through_torch: tuple[Pair, ...]
-    nbytes: int
+    through_torch: Mapping[torch.device, tuple[Pair, ...]]
+    device_bytes: Mapping[torch.device, int]
 
     @classmethod
     def of(cls, pairs: Iterable[Pair]) -> CopyShare:
         found = tuple(pairs)
+        through_torch: dict[torch.device, tuple[Pair, ...]] = {}
+        device_bytes: dict[torch.device, int] = {}
+        for device in {item.local.device for item, _ in found}:
+            there = [pair for pair in found if pair[0].local.device == device]
+            through_torch[device] = tuple(pair for pair in there if pair[0].address is None)
+            device_bytes[device] = sum(segment.spec.nbytes for _, segment in there)
         return cls(
             pairs=found,
             table=CopyTable(
@@ -54,9 +61,13 @@ class CopyShare:
                 for i, s in found
                 if i.address is not None
             ),
-            through_torch=tuple(pair for pair in found if pair[0].address is None),
-            nbytes=sum(segment.spec.nbytes for _, segment in found),
+            through_torch=through_torch,
+            device_bytes=device_bytes,
         )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.device_bytes.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +134,8 @@ class CopyOrder:
     @property
     def segments_of_torch(self) -> Iterator[Segment]:
         """Where those go that have no address to copy from."""
-        return (s for share in (self.eager, self.lazy) for _, s in share.through_torch)
+        shares = (self.eager, self.lazy)
+        return (s for share in shares for there in share.through_torch.values() for _, s in there)
 
 
 @dataclass(frozen=True, slots=True)

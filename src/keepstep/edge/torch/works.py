@@ -143,10 +143,7 @@ class CallersStream:
         self._end, self._outputs, self._device = end, outputs, device
 
     def is_completed(self) -> bool:
-        return self._end is not None and bool(self._end.query())
-
-    def exception(self) -> None:
-        """What goes wrong on the device is told when a communicator is aborted, or never ends."""
+        return bool(self._inner.is_completed())
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         return True
@@ -158,21 +155,42 @@ class CallersStream:
         return flat(self._outputs)
 
 
+class EndEvent:
+    """Over when a collective is, as the device has it. `inner`: NCCL's work; `mark`: an event
+    behind all that is on the current stream.
+
+    What NCCL's work says itself is no use: it counts as completed also when its communicator has
+    failed, and cannot be asked whether that is why (torch 2.11 has no form for the error in Python
+    and raises TypeError, error or none). What hangs on its future runs at once, on a stream that is
+    behind its end event."""
+
+    def __init__(self, inner: Any, mark: Callable[[], Any]) -> None:
+        self._event: Any = None
+        inner.get_future().add_done_callback(lambda done: self._set(mark()))
+
+    def _set(self, event: Any) -> None:
+        self._event = event
+
+    def query(self) -> bool:
+        return self._event is not None and bool(self._event.query())
+
+
 class QueuedWork(dist.Work):
     """A collective that has been queued on a device. `inner`: NCCL's, which orders whoever waits
-    behind the collective's end event, and never blocks the trainer for it; or what stands for
-    it."""
+    behind the collective's end event, and never blocks the trainer for it; or what stands for it.
+    `end`: over when it is; None in a CUDA graph's capture."""
 
-    def __init__(self, inner: Any, members: Membership) -> None:
+    def __init__(self, inner: Any, end: Any, members: Membership) -> None:
         super().__init__()
         self._inner = inner
+        self._end = end
         self._members = members
 
     def has_ended(self) -> bool:
-        """See `Queued`. What NCCL has told as an error is never well again."""
+        """See `Queued`."""
         try:
-            return bool(self._inner.is_completed()) and not _has_failed(self._inner)
-        except RuntimeError:
+            return self._end is not None and bool(self._end.query())
+        except RuntimeError:  # the device has failed
             return False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -198,13 +216,6 @@ class QueuedWork(dist.Work):
     def result(self) -> list[torch.Tensor]:
         found: list[torch.Tensor] = self._inner.result()
         return found
-
-
-def _has_failed(inner: Any) -> bool:
-    try:
-        return inner.exception() is not None
-    except (RuntimeError, TypeError):  # an error of NCCL's has no form in Python
-        return True
 
 
 class OverWork(dist.Work):
