@@ -1,7 +1,8 @@
 """Shares: which blocks of a snapshot lie with other ranks, as slots and pages say it.
 
-Ranks that train the same hold the same bytes. Each keeps some blocks of its snapshot and the
-checksums of all of them; `core/redundancy/shares.py` decides who keeps what.
+Ranks that train the same hold the same bytes. Each keeps some blocks of its snapshot, and the
+checksums of all of them, or digests in their place where blocks never left a device.
+`core/redundancy/shares.py` decides who keeps what.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ class Share(NamedTuple):
 
     digest: int
     ranks: int
+
+
+def is_same_share(one: Share | None, other: Share | None) -> bool:
+    """Whether both are told of the same blocks with the same bytes."""
+    return one is not None and other is not None and one.digest == other.digest
 
 
 def bits_of(blocks: Iterable[int]) -> bytes:

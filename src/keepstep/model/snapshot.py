@@ -66,8 +66,9 @@ class SlotView(NamedTuple):
 class SlotHeader(NamedTuple):
     """A slot's first page. `sequence` grows with every change, so a reader knows whether it moved
     meanwhile. `lacking`: a bitmap of the payload blocks that are not in this file, whatever its
-    state; the table has the checksums of those, too. `replica_group`, `digest`: as in `RankStatus`
-    and `SlotView`."""
+    state; the table has the checksums of those, too. `is_digested`: of some of those it has digests
+    instead, for they never left a device; `share` says then whose they are equal to.
+    `replica_group`, `digest`: as in `RankStatus` and `SlotView`."""
 
     state: SlotState
     sequence: int
@@ -89,6 +90,7 @@ class SlotHeader(NamedTuple):
     lacking: bytes = b""
     replica_group: int = 0
     digest: int = 0
+    is_digested: bool = False
 
 
 class RankStatus(NamedTuple):

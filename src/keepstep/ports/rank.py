@@ -47,6 +47,13 @@ class StateCopy(Protocol):
         number, and of all that it was not to write; of the others nothing is known."""
 
     @property
+    def digests(self) -> Mapping[int, int]:
+        """Of shared blocks that lie on a device, by their number: what stands for their checksums
+        where replicas compare them, since nobody has the checksum of what never leaves the device.
+        Where such a block is left to others, `sums` has the digest. None before `copy_still` is
+        over."""
+
+    @property
     def copy_ns(self) -> int:
         """How long `copy_still` took, without the time in which a device had not come to the
         boundary."""
@@ -96,10 +103,15 @@ class LiveState(Protocol):
     def gather(self) -> Gathered: ...
 
     def copy(
-        self, gathered: Gathered, slot: Slot, lacking: frozenset[int] = frozenset()
+        self,
+        gathered: Gathered,
+        slot: Slot,
+        lacking: frozenset[int] = frozenset(),
+        shared: frozenset[int] = frozenset(),
     ) -> StateCopy:
-        """`lacking`: some of the `still_blocks`. They are not written: other ranks keep them, and
-        their checksums are taken where they lie, with zeros between the tensors."""
+        """`shared`: some of the `still_blocks`, which other ranks have, too; `lacking`: those of
+        them that are not written, because others keep them: their checksums are taken where they
+        lie, with zeros between the tensors."""
 
     def still_blocks(self, gathered: Gathered, block_bytes: int) -> frozenset[int]:
         """The numbers of whole blocks of the payload in which nothing has bytes but what

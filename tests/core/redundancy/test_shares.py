@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.redundancy.shares import RankBlocks, SharePlan, plan_of, plans
+from keepstep.core.redundancy.shares import RankBlocks, SharePlan, plan_of, plans, resolved
 from keepstep.core.resume.cut import Holding, agree, cut, hopeless
 from keepstep.model.layout import Layout, Shard, TensorSpec, lay_out
 from keepstep.model.shares import Share, bits_of, blocks_of, runs_of
@@ -138,6 +138,25 @@ def test_what_an_optimizer_does_not_own_is_never_shared() -> None:
     told = [blocks(rank, [1, 2, 3, 4], still=frozenset({1, 3})) for rank in range(2)]
     [plan] = plans(told)
     assert plan.blocks == (1, 3)
+
+
+def test_a_digest_in_a_table_gives_way_to_the_keeper_s_checksum() -> None:
+    """What never left a device has no checksum of its rank's own."""
+    share = Share(7, 2)
+    first = replace(blocks(0, [1, 2, 903, 904]), lacking=frozenset({2, 3}), share=share)
+    second = replace(blocks(1, [801, 802, 3, 4]), lacking=frozenset({0, 1}), share=share)
+    found = resolved([first, second])
+    assert found is not None
+    assert [list(one.sums) for one in found] == [[1, 2, 3, 4]] * 2
+    assert plans(found)[0].blocks == (0, 1, 2, 3)
+    assert resolved([first, replace(second, share=Share(8, 2))]) is None, "they are not equal"
+    assert resolved([first]) is None, "nobody keeps it"
+
+
+def test_a_checksum_in_a_table_needs_no_share_but_is_looked_for() -> None:
+    first = replace(blocks(0, [1, 2]), lacking=frozenset({1}))
+    assert resolved([first, blocks(1, [1, 2])]) is not None
+    assert resolved([first, blocks(1, [1, 3])]) is None
 
 
 def test_plans_are_told_apart() -> None:

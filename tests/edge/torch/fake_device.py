@@ -26,6 +26,8 @@ from typing import Any
 
 import torch
 
+from keepstep.edge.torch.digests import DigestPiece
+
 Op = Callable[[], None]
 GARBAGE = float("nan")
 OP_NS = 1000
@@ -170,6 +172,9 @@ class FakeDevice:
 
     def clear(self, tensor: torch.Tensor) -> None:
         self.current.order(lambda: tensor.zero_())
+
+    def digest(self, piece: DigestPiece) -> None:
+        self.current.order(piece.add)
 
     def _half(self, host: torch.Tensor, source: torch.Tensor, half: int) -> None:
         flat = source.detach().contiguous().view(-1).view(torch.uint8)

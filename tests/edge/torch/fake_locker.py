@@ -6,13 +6,14 @@ from pathlib import Path
 
 
 class FakeLocker:
-    """See `PageLocker`. `refuses`: why nothing is registered; `holds`: why nothing is
-    unregistered. `calls`: what was called, with the address; `wrong`: what CUDA would have done
-    wrong."""
+    """See `PageLocker`. `refuses`: why nothing is registered; `refuses_from`: after so many ranges;
+    `holds`: why nothing is unregistered. `calls`: what was called, with the address; `wrong`: what
+    CUDA would have done wrong."""
 
     def __init__(self, refuses: str | None = None) -> None:
         self.refuses = refuses
         self.holds: str | None = None
+        self.refuses_from: int | None = None
         self.calls: list[tuple[str, int]] = []
         self.wrong: list[str] = []
         self._files: dict[int, tuple[int, int | None]] = {}  # of each range: its end, its file
@@ -25,6 +26,8 @@ class FakeLocker:
         self.calls.append(("register", address))
         if self.refuses is not None:
             return self.refuses
+        if self.refuses_from is not None and len(self._files) >= self.refuses_from:
+            return "too much"
         for other, (end, _) in self._files.items():
             if other < address + nbytes and address < end:
                 self.wrong.append(f"{address:x} was registered already")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -34,15 +35,19 @@ from keepstep.edge.torch import capture, device_copy, page_locks, tree
 from keepstep.edge.torch.capture import TensorCopy
 from keepstep.edge.torch.copy_stream import CopyStream
 from keepstep.edge.torch.device_copy import CopyPlans, DeviceCopy
+from keepstep.edge.torch.device_digests import BlockDigests
+from keepstep.edge.torch.digests import DigestPiece, digest_of, keys_of
 from keepstep.edge.torch.groups import TorchGroup
 from keepstep.edge.torch.membership import Membership
 from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.edge.torch.state import Protected
+from keepstep.edge.torch.still import still_blocks
 from keepstep.edge.torch.works import QueuedWork
 from keepstep.errors import DamageError
+from keepstep.model.layout import Layout, Segment
 from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.units import KIB
-from tests.edge.torch.fake_device import FakeDevice, FakeNccl
+from tests.edge.torch.fake_device import FakeDevice, FakeEvent, FakeNccl
 
 CPU = torch.device("cpu")  # stands for the device
 STEPS = 4
@@ -79,8 +84,15 @@ def after(step: int, index: int) -> float:
 class Training:
     """One rank on a fake device. `draw` is asked whose turn it is."""
 
-    def __init__(self, home: Path, draw: random.Random, loses: bool, locked: bool = True) -> None:
-        self.home, self.draw = home, draw
+    def __init__(
+        self,
+        home: Path,
+        draw: random.Random,
+        loses: bool,
+        locked: bool = True,
+        shares: bool = False,
+    ) -> None:
+        self.home, self.draw, self.shares = home, draw, shares
         self.device = FakeDevice(draw.randrange, self._somebody_hears)
         self.nccl = FakeNccl(self.device)
         self.members = Membership()
@@ -110,6 +122,11 @@ class Training:
         self.locks = PageLocks(self.device.pages)
         self.locked, self.refused = locked, 0
         self.plans = CopyPlans({CPU: CopyStream(CPU, self.device, self.device)})
+        self.shared = self.lacking = frozenset[int]()
+        if shares:
+            self.shared = still_blocks(self.protected.gather(), MEMORY.block_bytes, {CPU})
+            self.lacking = frozenset(b for b in self.shared if draw.random() < 0.6)
+        self.digests: dict[int, dict[int, int]] = {}  # by step
         self.slots: list[Slot] = []
         for index in range(2):
             self.slots.append(self._slot(index))
@@ -205,6 +222,8 @@ class Training:
             slot,
             done=self._done(),
             turn=step,
+            lacking=self.lacking,
+            shared=self.shared,
             locks=self.locks,
             plans=self.plans,
         )
@@ -236,6 +255,7 @@ class Training:
     def _capture(self, index: int, step: int, copy: TensorCopy, mark: Any) -> Iterator[None]:
         slot = self.slots[index]
         yield
+        slot.shed(self.lacking)
         run_acts(copy.copy_still())
         yield
         text = json.dumps(copy.state.layout.to_json()).encode()
@@ -245,6 +265,10 @@ class Training:
             slot.void()
         else:
             slot.seal(header, copy.state.layout.hash(), 0.0, wall_ns=1)
+            self.digests[step] = dict(copy.digests)
+            assert all(copy.sums[block] == copy.digests[block] for block in self.lacking)
+            if self.shares:
+                self.locks.lock(slot)
             self.sealed[index] = step
             self.sealed_count += 1
         self.busy.discard(index)
@@ -284,8 +308,33 @@ class Training:
         self.device.synchronize()
         return self
 
+    def _check_kept(self, slot: Slot, segment: Segment, value: float) -> None:
+        """And what is not kept reads as zeros: nothing was written there."""
+        found = slot.payload[segment.offset : segment.end].cast("f").tolist()
+        size = MEMORY.block_bytes
+        for at, one in enumerate(found):
+            is_there = (segment.offset + 4 * at) // size not in self.lacking
+            assert one == (value if is_there else 0), f"value {at} of {segment.spec.name}"
+
+    def _check_digests(self, layout: Layout) -> None:
+        """Of all that is shared, at each step that was sealed."""
+        size = MEMORY.block_bytes
+        keys = keys_of(bytes(16), size // 4)
+        for step, digests in self.digests.items():
+            assert digests.keys() == self.shared
+            payload = bytearray(layout.objects_offset)
+            for segment in layout.segments:
+                if segment.spec.name[0] == "p":
+                    number = int(segment.spec.name[1:])
+                    values = struct.pack("f", after(step, number)) * SIZES[number]
+                    payload[segment.offset : segment.end] = values
+            for block, found in digests.items():
+                expected = digest_of(payload[block * size : (block + 1) * size], keys)
+                assert found == expected, f"step {step}, block {block}"
+
     def check(self) -> None:
         """Against an undisturbed run."""
+        layout = self.protected.gather().layout
         for index, step in self.sealed.items():
             self.slots[index].close()
             slot = Slot(MEMORY, self.home / f"slot-{index}")
@@ -295,20 +344,26 @@ class Training:
                 if segment.spec.name[0] != "p":
                     continue
                 number = int(segment.spec.name[1:])
+                if self.shares:
+                    self._check_kept(slot, segment, after(step, number))
+                    continue
                 found = slot.payload[segment.offset : segment.end].cast("f").tolist()
                 assert len(found) == SIZES[number]
                 # sets: pytest would spend minutes on telling two long lists apart
                 assert set(found) == {after(step, number)}, f"step {step}, {segment.spec.name}"
             slot.close()
+        self._check_digests(layout)
         if not self.nccl.is_peer_lost:
             assert self.torn == [] and self.sealed_count == self.begun_count > 0
             for index, parameter in enumerate(self.parameters):
                 assert parameter.tolist() == [after(STEPS - 1, index)] * SIZES[index]
 
 
-def trained(draw: random.Random, loses: bool, locked: bool = True) -> Training:
+def trained(
+    draw: random.Random, loses: bool, locked: bool = True, shares: bool = False
+) -> Training:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="keepstep-order-") as home:
-        training = Training(Path(home), draw, loses, locked)
+        training = Training(Path(home), draw, loses, locked, shares)
         try:
             training.run().check()
         finally:
@@ -318,24 +373,28 @@ def trained(draw: random.Random, loses: bool, locked: bool = True) -> Training:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.booleans(), st.booleans())
+@given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.booleans())
 def test_what_is_sealed_is_the_state_of_its_step_in_whatever_order_the_device_works(
-    seed: int, loses: bool, locked: bool
+    seed: int, loses: bool, locked: bool, shares: bool
 ) -> None:
-    assert trained(random.Random(seed), loses, locked).refused == 0
+    assert trained(random.Random(seed), loses, locked, shares).refused == 0
 
 
+@pytest.mark.parametrize("shares", [False, True], ids=["alone", "shared"])
 @pytest.mark.parametrize("loses", [False, True], ids=["all stay", "one is lost"])
-def test_many_orders(loses: bool) -> None:
-    sealed = sum(trained(random.Random(seed), loses).sealed_count for seed in range(SEEDS))
+def test_many_orders(loses: bool, shares: bool) -> None:
+    found = [trained(random.Random(seed), loses, shares=shares) for seed in range(SEEDS)]
+    sealed = sum(training.sealed_count for training in found)
     assert sealed > SEEDS, "a run that seals nothing proves nothing"
+    digested = sum(len(digests) for training in found for digests in training.digests.values())
+    assert (digested > SEEDS) == shares
 
 
-def is_found(loses: bool) -> bool:
+def is_found(loses: bool, shares: bool = False) -> bool:
     """Whether some order shows it."""
     for seed in range(SEEDS):
         try:
-            trained(random.Random(seed), loses)
+            trained(random.Random(seed), loses, shares=shares)
         except AssertionError:
             return True
     return False
@@ -390,6 +449,34 @@ def test_a_fence_that_is_not_there_is_found(monkeypatch: pytest.MonkeyPatch, whi
     assert is_found(loses=False)
 
 
+def test_digests_that_no_update_waits_for_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies are fenced, the digests are not."""
+
+    def beside(self: FakeDevice, piece: DigestPiece) -> None:
+        own, before = self.new_stream("own"), FakeEvent(self)
+        before.record(self.current)
+        own.wait_event(before)
+        own.order(piece.add)
+
+    monkeypatch.setattr(FakeDevice, "digest", beside)
+    assert is_found(loses=False, shares=True)
+
+
+def test_sums_that_are_read_before_they_have_landed_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = BlockDigests.read_back
+    monkeypatch.setattr(BlockDigests, "read_back", lambda self, streams: read(self, streams)[:0])
+    assert is_found(loses=False, shares=True)
+
+
+def test_sums_that_begin_with_those_of_the_last_snapshot_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(BlockDigests, "begin", lambda self, streams: None)
+    assert is_found(loses=False, shares=True)
+
+
 def test_turns_that_do_not_wait_for_each_other_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def just_switches(self: CopyStream) -> None:
         self._turn = 1 - self._turn
@@ -416,7 +503,8 @@ def test_pages_that_stay_locked_behind_their_map_are_found(
     def forgets(self: PageLocks, slot: Slot) -> None:
         lock = self._locks.pop(slot, None)
         if lock is not None:
-            page_locks._kept.pop(lock.address).release()
+            for address, _ in lock.ranges:
+                page_locks._kept.pop(address).release()
 
     monkeypatch.setattr(PageLocks, "_end", forgets)
     assert is_found(loses=False)

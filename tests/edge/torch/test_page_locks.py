@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from keepstep.config import resolve
 from keepstep.edge.os.threads import run_acts
-from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.memory import MEMORY, SharedMemory
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.shm.slot_store import Shelf
 from keepstep.edge.torch import capture, live_state
@@ -30,6 +31,10 @@ from keepstep.edge.torch.state import Protected
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB
 from tests.edge.torch.fake_locker import FakeLocker, file_at
+
+
+class SmallBlocks(SharedMemory):
+    block_bytes = 4 * KIB
 
 
 class Room:
@@ -58,6 +63,42 @@ def test_a_slot_s_payload_is_locked_once_until_it_is_closed(room: Room) -> None:
     slot.close()
     assert room.locker.calls == [("register", address), ("unregister", address)]
     assert file_at(address) is None, "nobody keeps the map any more"
+
+
+def test_what_a_slot_lacks_is_not_locked_and_its_memory_is_given_up(tmp_path: Path) -> None:
+    """A lock holds pages, and takes new ones where there are none."""
+    locker = FakeLocker()
+    locks = PageLocks(locker)
+    size = SmallBlocks.block_bytes
+    slot = Slot.create(SmallBlocks(), tmp_path / "slot-0", 8 * size, KIB)
+    begin = slot.payload_address
+    assert locks.lock(slot) is None and locker.registered == {begin}
+    slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
+    locks.begin_copy(slot)
+    slot.shed(frozenset({2, 3, 5}))
+    assert locks.lock(slot) is None and locker.registered == {begin}, "a copy is under way"
+    locks.end_copy(slot)
+    assert locks.lock(slot) is None
+    wanted = {begin, begin + 4 * size, begin + 6 * size}
+    assert locker.registered == wanted and locks.is_locked(slot)
+    assert locks.lock(slot) is None and locker.registered == wanted
+    slot.close()
+    assert locker.registered == set() and not locks.is_locked(slot)
+    with closing(Slot(SmallBlocks(), tmp_path / "slot-0")) as adopted:
+        begin = adopted.payload_address
+        locks.lock(adopted)
+        assert locker.registered == {begin, begin + 4 * size, begin + 6 * size}
+
+
+def test_a_slot_of_which_a_part_is_refused_is_not_locked(tmp_path: Path) -> None:
+    locker = FakeLocker()
+    locks = PageLocks(locker)
+    with closing(Slot.create(SmallBlocks(), tmp_path / "s", 8 * 4 * KIB, KIB)) as slot:
+        slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
+        slot.shed(frozenset({2}))
+        locker.refuses_from = 1
+        assert "does not page-lock" in (locks.lock(slot) or "")
+        assert locker.registered == set() and not locks.is_locked(slot)
 
 
 def test_a_slot_that_is_void_stays_locked(room: Room) -> None:
@@ -245,7 +286,15 @@ class FakeDeviceCopy:
     def wait_begun(self) -> None:
         """It has come by."""
 
+    digested = ()
+
     def hash_landed(self, *_: object) -> dict[int, int]:
+        return {}
+
+    def digest_host(self) -> None:
+        """Nothing is shared."""
+
+    def digests(self) -> dict[int, int]:
         return {}
 
     def wait(self) -> None:

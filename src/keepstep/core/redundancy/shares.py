@@ -18,11 +18,11 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from keepstep.model.layout import Layout, Segment
-from keepstep.model.shares import Share
+from keepstep.model.shares import Share, is_same_share
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class RankBlocks:
     block_bytes: int
     sums: Sequence[int]
     still: frozenset[int]
+    lacking: frozenset[int] = frozenset()  # blocks that others keep
+    share: Share | None = None  # by which some of these are equal to others'; None: by checksums
 
     @cached_property
     def segments_in(self) -> Mapping[int, tuple[Segment, ...]]:
@@ -73,6 +75,10 @@ class SharePlan:
         text = repr((self.members, self.blocks, self.block_bytes)).encode()
         object.__setattr__(self, "number", _digest(text))
 
+    @cached_property
+    def shared(self) -> frozenset[int]:
+        return frozenset(self.blocks)
+
     def kept_by(self, rank: int) -> frozenset[int]:
         """The shared blocks that this member keeps: as many as any other, or one less."""
         at, count = self.members.index(rank), len(self.members)
@@ -81,7 +87,7 @@ class SharePlan:
 
     def lacked_by(self, rank: int) -> frozenset[int]:
         """The shared blocks that others keep for this member."""
-        return frozenset(self.blocks) - self.kept_by(rank)
+        return self.shared - self.kept_by(rank)
 
     def share(self, sums: Sequence[int], lacks: bool) -> Share:
         """What a member tells of a snapshot with these checksums. `lacks`: others keep of it."""
@@ -93,6 +99,30 @@ class SharePlan:
         return [
             block for block in self.blocks if one[block : block + 1] != other[block : block + 1]
         ]
+
+
+def resolved(told: Sequence[RankBlocks]) -> list[RankBlocks] | None:
+    """The same, each with the checksums of all its blocks. Of what a rank left to others on a
+    device its table has a digest in place of the checksum: that is with whoever keeps the block
+    and told the same of all that they share. None where nobody does.
+    """
+    found = []
+    for one in told:
+        sums = list(one.sums)
+        for block in one.lacking:
+            keeper = next((other for other in told if keeps_for(other, one, block)), None)
+            if keeper is None:
+                return None
+            sums[block] = keeper.sums[block]
+        found.append(replace(one, sums=tuple(sums)))
+    return found
+
+
+def keeps_for(keeper: RankBlocks, one: RankBlocks, block: int) -> bool:
+    """Whether the block of `one` can be had there."""
+    if block in keeper.lacking or block >= len(keeper.sums):
+        return False
+    return keeper.sums[block] == one.sums[block] or is_same_share(keeper.share, one.share)
 
 
 def plan_of(rank: int, told: Sequence[RankBlocks]) -> SharePlan | None:

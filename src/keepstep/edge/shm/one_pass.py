@@ -29,6 +29,7 @@ def copy_and_hash(
     is_awaited: Callable[[], bool],
     lacking: Collection[int] = (),
     look: Callable[[int], None] | None = None,
+    elsewhere: Collection[int] = (),
 ) -> dict[int, int]:
     """Make the copies of these tables, which do not overlap. Returns the checksums of payload
     blocks, by their number, of which all bytes are there then, and of those that are `lacking`:
@@ -36,7 +37,8 @@ def copy_and_hash(
 
     `not_yet`: blocks that somebody else still writes. `is_awaited`: whether somebody waits for the
     copies; asked again and again. `look`: hears up to which offset the copies are there, while the
-    newest bytes are cached; not of those that were waited for. Raises OSError as `Move.make` does.
+    newest bytes are cached; not of those that were waited for. `elsewhere`: blocks of which, where
+    they are lacking, somebody else takes the checksums. Raises OSError as `Move.make` does.
     """
     window_bytes = copy_table.WINDOW_BYTES
     assert slot.block_bytes % window_bytes == 0, "moves do not end with blocks"
@@ -46,12 +48,14 @@ def copy_and_hash(
     for block, begin in enumerate(range(0, payload_bytes, slot.block_bytes)):
         end = min(begin + slot.block_bytes, payload_bytes)
         if block in lacking:
-            known[block] = _sum_in_place(_before(moves, end), begin, end)
+            left = list(_before(moves, end))
+            if block not in elsewhere:
+                known[block] = _sum_in_place(left, begin, end)
             continue
         running = running_checksum()
         for at in range(begin, end, window_bytes):
             if is_awaited():
-                known.update(_make_rest(slot, moves, payload_bytes, lacking))
+                known.update(_make_rest(slot, moves, payload_bytes, lacking, elsewhere))
                 return known
             stop = min(at + window_bytes, end)
             _make_before(moves, stop, slot)
@@ -64,8 +68,19 @@ def copy_and_hash(
     return known
 
 
+def make_kept(slot: Slot, table: CopyTable, lacking: Collection[int]) -> None:
+    """All copies of the table but those into blocks that others keep. Hashes nothing."""
+    for move in table.moves:
+        if move.offset // slot.block_bytes not in lacking:
+            move.make(slot)
+
+
 def _make_rest(
-    slot: Slot, moves: list[Move], payload_bytes: int, lacking: Collection[int]
+    slot: Slot,
+    moves: list[Move],
+    payload_bytes: int,
+    lacking: Collection[int],
+    elsewhere: Collection[int],
 ) -> dict[int, int]:
     """Without hashing, but for what lies with other ranks."""
     size = slot.block_bytes
@@ -74,7 +89,9 @@ def _make_rest(
         if moves and moves[-1].offset < (block + 1) * size:
             _make_before(moves, block * size, slot)
             end = min((block + 1) * size, payload_bytes)
-            known[block] = _sum_in_place(_before(moves, end), block * size, end)
+            left = list(_before(moves, end))
+            if block not in elsewhere:
+                known[block] = _sum_in_place(left, block * size, end)
     _make_before(moves, payload_bytes, slot)
     return known
 

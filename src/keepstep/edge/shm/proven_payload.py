@@ -36,6 +36,7 @@ class ProvenPayload:
         self._joined: Slot | None = None
         if self.header.lacking:
             self._joined = self._opened.enter_context(whole(MEMORY, slot))
+            self._table = self._joined.table(self.header)
         self._fd = os.open(slot.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         if not slot.is_there():
             self.close()

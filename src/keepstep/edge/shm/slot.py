@@ -116,12 +116,20 @@ def _offsets(payload_capacity: int, block_bytes: int) -> tuple[int, int]:
 class Slot:
     """One mapped slot file."""
 
-    def __init__(self, memory: Memory, path: Path, joined: Region | None = None) -> None:
-        """Map an existing slot. `joined`: a map of it in which nothing is lacking. Raises
-        DamageError when the file is no slot, OSError when there is none."""
+    def __init__(
+        self,
+        memory: Memory,
+        path: Path,
+        joined: Region | None = None,
+        table: Sequence[int] | None = None,
+    ) -> None:
+        """Map an existing slot. `joined`: a map of it in which nothing is lacking; `table`: the
+        checksums of its blocks. Raises DamageError when the file is no slot, OSError when there is
+        none."""
         self._memory = memory
         self.block_bytes = memory.block_bytes
         self._is_joined = joined is not None
+        self._joined_table = table
         try:
             self._region: Region = joined or memory.open(path)
         except ValueError as error:
@@ -294,9 +302,10 @@ class Slot:
             )
         )
 
-    def joined(self, keepers: Sequence[Slot]) -> Slot:
+    def joined(self, keepers: Sequence[Slot], table: Sequence[int] | None = None) -> Slot:
         """This slot with each block of the payload taken from one of these, to read from; the last
-        one, and all behind the payload, are its own. Close it before them."""
+        one, and all behind the payload, are its own. `table`: by which they prove; None: by its
+        own. Close it before them."""
         stretches: list[tuple[Region, int, int]] = [(self._region, 0, PAGE_BYTES)]
         for block, keeper in enumerate(keepers):
             at, end = self._place_of(block)
@@ -307,7 +316,7 @@ class Slot:
                 stretches.append((keeper._region, at, end - at))
         end = sum(nbytes for _, _, nbytes in stretches)
         stretches.append((self._region, end, len(self._region.view) - end))
-        return Slot(self._memory, self.path, self._memory.join(stretches))
+        return Slot(self._memory, self.path, self._memory.join(stretches), table)
 
     def part(self, part: Part, header: SlotHeader) -> memoryview:
         """The bytes of an object as `header` gives its size; of the header, the page. META lies in
@@ -332,10 +341,15 @@ class Slot:
                 raise AssertionError(f"a slot has no {part.name}")
 
     def write_table(
-        self, payload_bytes: int, manifest: bytes, known: Mapping[int, int] = NOTHING_KNOWN
+        self,
+        payload_bytes: int,
+        manifest: bytes,
+        known: Mapping[int, int] = NOTHING_KNOWN,
+        is_digested: bool = False,
     ) -> SlotHeader:
         """Hash the payload, write table and manifest, return the header that `seal` will write.
-        `known`: checksums of blocks that were hashed as they were written, by their number."""
+        `known`: checksums of blocks that were hashed as they were written, by their number;
+        `is_digested`: digests of some, see `SlotHeader`."""
         assert payload_bytes <= self.capacity and len(manifest) <= self.manifest_capacity
         sums = block_checksums(self.payload[:payload_bytes], self.block_bytes, known)
         table = pack_table(sums)
@@ -347,6 +361,7 @@ class Slot:
             block_count=len(sums),
             table_checksum=checksum(table),
             manifest_checksum=checksum(manifest),
+            is_digested=is_digested,
         )
 
     def seal(
@@ -411,7 +426,7 @@ class Slot:
                 f"{self.path}: checksum table damaged: expected "
                 f"{header.table_checksum:016x}, found {checksum(raw):016x}"
             )
-        return unpack_table(raw)
+        return unpack_table(raw) if self._joined_table is None else tuple(self._joined_table)
 
     def verify(self, threads: int = 1) -> tuple[SlotHeader, Layout]:
         """`verify_bytes`, and the layout."""

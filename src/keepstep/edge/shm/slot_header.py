@@ -21,6 +21,7 @@ from keepstep.model.units import PAGE_BYTES
 MAGIC = b"KEEPSLOT"
 FORMAT = 2
 LACKING_FORMAT = 3  # of a slot that lacks blocks: who knows nothing of that must not read it
+DIGESTED_FORMAT = 4  # likewise, where the table has digests in place of some checksums
 _HEADER = struct.Struct("<8sIIQ16s16sIIQqqQQIQQQqdQQ")
 _REPLICAS = struct.Struct("<QQ")  # behind it; zeros where a release before wrote the page
 _SHARE = struct.Struct("<QiI")  # digest, ranks (-1: none), bytes of the bitmap behind it
@@ -61,19 +62,19 @@ def parse_page(page: bytes, path: Path) -> SlotHeader:
             f"{path}: header damaged: checksum expected {want:016x}, found {found:016x}"
         )
     magic, fmt, state, *rest = _HEADER.unpack_from(page)
-    if magic != MAGIC or fmt not in (FORMAT, LACKING_FORMAT):
+    if magic != MAGIC or fmt not in (FORMAT, LACKING_FORMAT, DIGESTED_FORMAT):
         raise DamageError(f"{path}: expected slot format {FORMAT}, found {fmt}")
     sequence, job, layout, rank, world, incarnation, step, epoch, *sizes, wall, loss, _, _ = rest
     who = (job, layout, rank, world, incarnation, Stamp(step, epoch))
     if state >= len(_STATES):
         raise DamageError(f"{path}: expected a state of {len(_STATES)}, found {state}")
     share, lacking = None, b""
-    if fmt == LACKING_FORMAT:
+    if fmt != FORMAT:
         digest, ranks, nbytes = _SHARE.unpack_from(page, _SHARE_AT)
         share = None if ranks == _UNSHARED else Share(digest, ranks)
         bitmap = _SHARE_AT + _SHARE.size
         lacking = page[bitmap : bitmap + nbytes]
-    told = (share, lacking, *_REPLICAS.unpack_from(page, _HEADER.size))
+    told = (share, lacking, *_REPLICAS.unpack_from(page, _HEADER.size), fmt == DIGESTED_FORMAT)
     return SlotHeader._make((_STATES[state], sequence, *who, *sizes, wall, loss, *told))
 
 
@@ -120,9 +121,10 @@ def capacity_of(page: bytes) -> int:
 def page_of(header: SlotHeader, capacity: int) -> bytes:
     share, lacking = header.share, header.lacking
     is_usual = share is None and not lacking
+    shared = DIGESTED_FORMAT if header.is_digested else LACKING_FORMAT
     body = _HEADER.pack(
         MAGIC,
-        FORMAT if is_usual else LACKING_FORMAT,
+        FORMAT if is_usual else shared,
         header.state,
         header.sequence,
         header.job_hash,

@@ -2,8 +2,10 @@
 
 Comes in: a sealed slot. Goes out: the same slot with nothing lacking: a map in which the blocks
 that it has not are those of its neighbours (the slots beside it, of the same stamp), of which their
-tables say that they are equal. Copies nothing. Equal means equal XXH3-64 and length; whoever reads
-proves every block by this slot's own table, as that of any slot.
+tables say that they are equal. Copies nothing. Equal means equal XXH3-64 and length; where a block
+was left to others on a device there is no XXH3 of this rank's own, and equal means that both told
+one digest of all that they share. Whoever reads proves every block by this slot's own table, as
+that of any slot, and a block of the latter kind by its keeper's.
 
 Invariant: the neighbours' slots stand still, under shared locks, until the whole one is closed.
 """
@@ -16,7 +18,7 @@ from pathlib import Path
 
 from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
 from keepstep.errors import DamageError
-from keepstep.model.shares import blocks_of
+from keepstep.model.shares import Share, blocks_of, is_same_share
 from keepstep.model.snapshot import SlotHeader, SlotState
 from keepstep.ports import Memory
 
@@ -33,15 +35,17 @@ def whole(memory: Memory, slot: Slot) -> Iterator[Slot]:
     if not lacking or header.state is not SlotState.SEALED:
         yield slot
         return
-    table = slot.table(header)
+    table = list(slot.table(header))
     with ExitStack() as opened:
+        share = header.share if header.is_digested else None
         wanted = {block: table[block] for block in lacking if block < len(table)}
         owners = dict.fromkeys(range(len(table)), slot)
         for neighbour in _neighbours(memory, slot.path, header, opened):
-            found = [block for block, checksum in wanted.items() if neighbour.has(block, checksum)]
-            owners.update(dict.fromkeys(found, neighbour.slot))
-            for block in found:
-                del wanted[block]
+            for block, told in list(wanted.items()):
+                checksum = neighbour.checksum_of(block, told, share)
+                if checksum is not None:
+                    owners[block], table[block] = neighbour.slot, checksum
+                    del wanted[block]
             if not wanted:
                 break
         if wanted:
@@ -50,7 +54,7 @@ def whole(memory: Memory, slot: Slot) -> Iterator[Slot]:
                 f"which other ranks keep; {len(wanted)} of them, from block {min(wanted)} on, are "
                 "with nobody"
             )
-        joined = slot.joined([owners[block] for block in range(len(table))])
+        joined = slot.joined([owners[block] for block in range(len(table))], table)
         opened.callback(joined.close)
         yield joined
 
@@ -62,12 +66,18 @@ class _Neighbour:
         self.slot = slot
         self._table = slot.table(header)
         self._lacking = blocks_of(header.lacking)
+        self._share = header.share
         self._full = header.payload_bytes // header.block_bytes
 
-    def has(self, block: int, checksum: int) -> bool:
+    def checksum_of(self, block: int, told: int, share: Share | None) -> int | None:
+        """Of a block for which another rank's table tells that, and which is here; None where it
+        is not, or not known to be equal. `share`: what that rank told of all that it shares, where
+        that counts."""
         # a block that is shared is never a snapshot's last one, which may be shorter
-        is_there = block < self._full and block not in self._lacking
-        return is_there and self._table[block] == checksum
+        if block >= self._full or block in self._lacking:
+            return None
+        own = self._table[block]
+        return own if own == told or is_same_share(self._share, share) else None
 
 
 def _neighbours(

@@ -30,10 +30,11 @@ from itertools import chain
 
 import torch
 
-from keepstep.edge.shm.one_pass import copy_and_hash
+from keepstep.edge.shm.one_pass import copy_and_hash, make_kept
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.copy_stream import begin_host_thread, copy_stream
 from keepstep.edge.torch.device_copy import CopyPlans, DeviceCopy
+from keepstep.edge.torch.device_digests import SharedBlocks
 from keepstep.edge.torch.numbers.copied import KnownBad, LookAtCopy
 from keepstep.edge.torch.operations import Operation
 from keepstep.edge.torch.page_locks import PageLocks
@@ -69,6 +70,8 @@ class TensorCopy:
     locks: PageLocks | None = None  # that the slot may have; None without a device
     # blocks of the payload that other ranks keep: only their checksums are taken
     lacking: frozenset[int] = frozenset()
+    # those and the ones that this rank keeps for others
+    shared: frozenset[int] = frozenset()
     known_bad: KnownBad | None = None  # None: nobody asks what is finite
     plans: CopyPlans | None = None  # likewise
     hash_threads: int = 1
@@ -77,6 +80,7 @@ class TensorCopy:
     copied_bytes: int = 0
     copy_ns: int = 0
     sums: Mapping[int, int] = field(default_factory=dict)  # see `StateCopy`
+    digests: Mapping[int, int] = field(default_factory=dict)  # likewise
 
     def __post_init__(self) -> None:
         self._lazy_count = sum(len(copies.lazy.pairs) for copies in self.state.copies)
@@ -97,7 +101,8 @@ class TensorCopy:
         self._device: DeviceCopy | None = None
         if self.plans is not None:
             nbytes = self.state.payload_bytes
-            self._device = self.plans.of(self.slot, self.state.copies, nbytes)
+            among = SharedBlocks(self.shared, self.lacking, self.slot.header().job_hash)
+            self._device = self.plans.of(self.slot, self.state.copies, nbytes, among)
 
     def copy_moving(self) -> None:
         """On the trainer's thread, before the next step begins: whatever could move; and, from a
@@ -151,7 +156,9 @@ class TensorCopy:
         held = (place for r in rest for place in r.device_bytes.items())
         if sum(n for device, n in held if not self._is_copied_from(device)) <= AT_ONCE_BYTES:
             for share in rest:
-                self._write(share)
+                make_kept(self.slot, share.table, self.lacking)
+                self._write_through_torch(share)
+            self._note_kept()
             self._is_copied = True
             self.done.set()
 
@@ -166,7 +173,9 @@ class TensorCopy:
             self._waited_begun_ns = time.perf_counter_ns() - ordered_ns
             nbytes = self.state.payload_bytes
             landed = self._device.hash_landed(self.slot, nbytes, self.hash_threads)
-            self.sums = {**self.sums, **landed}
+            self.digests = self._device.digests()
+            left = {block: d for block, d in self.digests.items() if block in self.lacking}
+            self.sums = {**self.sums, **landed, **left}
         finally:
             self._wait_for_device()
 
@@ -230,6 +239,11 @@ class TensorCopy:
             if self._is_copied and not self._is_fenced:
                 self._look_again()
             self._is_fenced = True
+
+    @property
+    def device_bytes(self) -> int:
+        """That leave devices."""
+        return 0 if self._device is None else self._device.leaving_bytes
 
     @property
     def is_on_device(self) -> bool:
@@ -318,10 +332,18 @@ class TensorCopy:
             self._is_awaited.is_set,
             self.lacking,
             look,
+            () if self._device is None else self._device.digested,
         )
         for share in shares:
             self._write_through_torch(share)
+        self._note_kept()
+
+    def _note_kept(self) -> None:
+        """All is copied, or ordered to be, but for what others keep; of what they keep, and lies on
+        the host, the digest is taken before it may move."""
         self.copied_bytes -= len(self.lacking) * self.slot.block_bytes
+        if self._device is not None:
+            self._device.digest_host()
 
     def _blocks_of_torch(self) -> set[int]:
         """The numbers of the blocks that have something of a tensor whose bytes go through

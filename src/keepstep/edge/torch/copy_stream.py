@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import torch
 
 from keepstep.edge.torch.cuda_runtime import own_stream, relax_capture_mode
+from keepstep.edge.torch.digests import DigestPiece
 from keepstep.model.units import MS_NS
 
 
@@ -35,6 +36,8 @@ class Orders(Protocol):
         """In their order. The host waits only where its memory is not locked."""
 
     def clear(self, tensor: torch.Tensor) -> None: ...
+
+    def digest(self, piece: DigestPiece) -> None: ...
 
 
 class TorchOrders:
@@ -47,6 +50,10 @@ class TorchOrders:
 
     def clear(self, tensor: torch.Tensor) -> None:
         tensor.zero_()
+
+    def digest(self, piece: DigestPiece) -> None:
+        with torch.no_grad():
+            piece.add()
 
 
 class Landing:
@@ -118,6 +125,20 @@ class CopyStream:
         """Fill it with zeros."""
         with self._ordered():
             self._copies.clear(tensor)
+
+    def digest(self, piece: DigestPiece) -> None:
+        """Add it to its sums."""
+        with self._ordered():
+            self._copies.digest(piece)
+
+    def bring(self, tensor: torch.Tensor) -> torch.Tensor:
+        """From the host: there when this returns, and nothing that the trainer has queued is waited
+        for."""
+        with self._ordered():
+            there = tensor.to(self._device)
+            if self._device.type == "cuda":
+                self._stream.synchronize()
+        return there
 
     def mark(self) -> Landing:
         event = self._cuda.Event(blocking=True)  # else whoever waits burns a core

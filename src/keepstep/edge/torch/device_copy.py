@@ -9,7 +9,8 @@ Tensors are cut into pieces, and pieces leave the device by turns, so that a `lo
 trainer's waits for a turn and not for a tensor; many small ones that lie side by side in the slot
 are packed on the device first and leave it as one. What is ordered, and where, is worked out once
 for a slot and a plan of the state, and kept until either goes (`CopyPlans`): a boundary only orders
-it.
+it. Blocks that replicas share (REFT) are digested where they are, behind the copies of their
+bucket; of what others keep nothing leaves the device.
 
 Comes in: pairs of a tensor and its place, one slot, streams. Goes out: bytes in the slot, and which
 blocks of it are whole after which landing. Decides nothing but the cuts. What it
@@ -19,7 +20,7 @@ real one in `tests/gpu`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -29,17 +30,21 @@ import torch
 from keepstep.coding.checksum import checksum, in_threads
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.copy_stream import CopyStream, Landing, TimedWait
+from keepstep.edge.torch.device_digests import BlockDigests, DigestKeys, SharedBlocks
+from keepstep.edge.torch.digests import WORD_BYTES, DigestPiece
 from keepstep.edge.torch.plan import CopyOrder, Pair
 from keepstep.edge.torch.tree import AT_BOUNDARY
 from keepstep.edge.torch.views import overlay
 from keepstep.model.layout import Segment
-from keepstep.model.units import KIB, MIB
+from keepstep.model.shares import runs_of
+from keepstep.model.units import KIB, MIB, round_up
 
 PIECE_BYTES = 32 * MIB
 TURN_BYTES = 64 * MIB  # a millisecond of the bus
 BUCKET_BYTES = 256 * MIB
 SMALL_BYTES = 256 * KIB  # what costs more to order than to move
 FIRST = AT_BOUNDARY[0]  # the bucket of what may move
+ALONE = SharedBlocks()
 
 Streams = Mapping[torch.device, CopyStream]
 
@@ -47,12 +52,14 @@ Streams = Mapping[torch.device, CopyStream]
 @dataclass(eq=False)
 class Run:
     """Small tensors side by side: into `packed`, which is cut in `parts` for them, and from there
-    to the host as one."""
+    to the host as one, but for what others keep: `hosts` get what is `leaving`."""
 
-    host: torch.Tensor
     packed: torch.Tensor
     parts: list[torch.Tensor]
     sources: list[torch.Tensor]
+    hosts: list[torch.Tensor] = field(default_factory=list)
+    leaving: list[torch.Tensor] = field(default_factory=list)
+    digested: list[DigestPiece] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -66,8 +73,8 @@ class BusTurn:
 
 @dataclass(eq=False)
 class Bucket:
-    """What leaves one device under one landing. `optimizer`: whose update overwrites it; `blocks`:
-    of the slot, that are whole once it has landed."""
+    """What leaves one device, or is digested there, under one landing. `optimizer`: whose update
+    overwrites it; `blocks`: of the slot, that are whole once it has landed."""
 
     device: torch.device
     optimizer: int
@@ -75,17 +82,29 @@ class Bucket:
     runs: list[Run] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
+    digested: list[DigestPiece] = field(default_factory=list)
 
     def order(self, stream: CopyStream) -> Landing:
         for run in self.runs:
             stream.take_turns()
             stream.clear(run.packed)  # what lies between the tensors, too
             stream.copy(run.parts, run.sources)
-            stream.copy([run.host], [run.packed])
+            if run.hosts:
+                stream.copy(run.hosts, run.leaving)
+            for piece in run.digested:
+                stream.digest(piece)
         for turn in self.turns:
             stream.take_turns()
             stream.copy(turn.hosts, turn.sources)
+        for piece in self.digested:
+            stream.digest(piece)
         return stream.mark()
+
+    @property
+    def leaving_bytes(self) -> int:
+        """That cross the bus."""
+        by_runs = sum(part.nbytes for run in self.runs for part in run.leaving)
+        return by_runs + sum(turn.nbytes for turn in self.turns)
 
     def add(self, host: torch.Tensor, source: torch.Tensor) -> None:
         """One more piece."""
@@ -101,9 +120,14 @@ class DeviceCopy:
     """One snapshot's. All but `hash_landed` on the trainer's thread; `order_still` on another one
     where the slot's memory is not locked, because it would hold the trainer."""
 
-    def __init__(self, buckets: Sequence[Bucket], streams: Streams) -> None:
+    def __init__(
+        self, buckets: Sequence[Bucket], streams: Streams, digests: BlockDigests | None = None
+    ) -> None:
         self._buckets = buckets
         self._streams = streams
+        self._digests = digests
+        self._host_sums: torch.Tensor | None = None
+        self._read_back: list[Landing] = []
         self._landings: list[tuple[Bucket, Landing]] = []
         self._reached: list[Landing] = []  # the boundary, by each device
         self._led: set[int] = set()  # optimizers whose updates are behind the copies already
@@ -129,10 +153,38 @@ class DeviceCopy:
         self._lead({FIRST})
 
     def order_still(self) -> None:
+        if self._digests is not None:
+            self._digests.begin(self._streams)
         for bucket in self._buckets:
             if bucket.optimizer != FIRST:
                 self._order(bucket)
+        if self._digests is not None:
+            self._read_back = self._digests.read_back(self._streams)
         self.is_ordered = True
+
+    @property
+    def digested(self) -> Collection[int]:
+        """The blocks of which digests are taken."""
+        return () if self._digests is None else self._digests.blocks
+
+    @property
+    def leaving_bytes(self) -> int:
+        """That cross the bus."""
+        return sum(bucket.leaving_bytes for bucket in self._buckets)
+
+    def digest_host(self) -> None:
+        """What of these blocks lies on the host, before an update moves it."""
+        if self._digests is not None:
+            self._host_sums = self._digests.host_sums()
+
+    def digests(self) -> dict[int, int]:
+        """By block. Waits for the device. Raises RuntimeError when one has failed."""
+        if self._digests is None:
+            return {}
+        assert self._host_sums is not None, "what lies on the host was not digested"
+        for landing in self._read_back:
+            landing.wait()
+        return self._digests.found(self._host_sums)
 
     def _order(self, bucket: Bucket) -> None:
         landing = bucket.order(self._streams[bucket.device])
@@ -165,7 +217,7 @@ class DeviceCopy:
     def wait(self) -> None:
         """On the host, until all that is ordered has landed. Raises RuntimeError when a device has
         failed."""
-        for _, landing in self._landings:
+        for landing in [*(landing for _, landing in self._landings), *self._read_back]:
             landing.wait()
 
     def hash_landed(self, slot: Slot, payload_bytes: int, threads: int) -> dict[int, int]:
@@ -199,9 +251,8 @@ class CopyPlans:
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._staging: dict[torch.device, torch.Tensor] = {}
-        self._known: WeakKeyDictionary[Slot, tuple[tuple[Any, ...], list[Bucket]]] = (
-            WeakKeyDictionary()
-        )
+        self._keys: DigestKeys | None = None  # once something is shared
+        self._known: WeakKeyDictionary[Slot, tuple[tuple[Any, ...], _Cut]] = WeakKeyDictionary()
 
     @property
     def devices(self) -> Set[torch.device]:
@@ -221,16 +272,23 @@ class CopyPlans:
 
         return is_behind
 
-    def of(self, slot: Slot, copies: Sequence[CopyOrder], payload_bytes: int) -> DeviceCopy:
+    def of(
+        self,
+        slot: Slot,
+        copies: Sequence[CopyOrder],
+        payload_bytes: int,
+        among: SharedBlocks = ALONE,
+    ) -> DeviceCopy:
         """copies: the plan's, which is kept from gather to gather, and then what is found anew. Of
-        that, where it lies matters only on a device: random states of the host are other tensors
-        each time."""
+        that, where it lies matters on a device, and where it is digested: random states of the host
+        are other tensors each time."""
         lasting, *others = copies
         key = (
             lasting,
             -(-payload_bytes // slot.block_bytes),
+            among,
             *(
-                _place(pair) if pair[0].local.device in self._streams else _goes_to(pair)
+                _place(pair) if self._looks_at(pair, among) else _goes_to(pair)
                 for order in others
                 for pair in order.pairs
             ),
@@ -239,13 +297,20 @@ class CopyPlans:
         if known is None or known[0][0] is not lasting or known[0][1:] != key[1:]:
             if known is None:
                 slot.before_close(lambda: self._forget(slot))
-            known = self._known[slot] = (key, self._cut(slot, copies, payload_bytes))
-        return DeviceCopy(known[1], self._streams)
+            known = self._known[slot] = (key, self._cut(slot, copies, payload_bytes, among))
+        return DeviceCopy(known[1].buckets, self._streams, known[1].digests)
+
+    def _looks_at(self, pair: Pair, among: SharedBlocks) -> bool:
+        """Whether its memory is in what is worked out."""
+        item = pair[0]
+        return item.local.device in self._streams or (item.lazy and bool(among.shared))
 
     def _forget(self, slot: Slot) -> None:
         self._known.pop(slot, None)
 
-    def _cut(self, slot: Slot, copies: Sequence[CopyOrder], payload_bytes: int) -> list[Bucket]:
+    def _cut(
+        self, slot: Slot, copies: Sequence[CopyOrder], payload_bytes: int, among: SharedBlocks
+    ) -> _Cut:
         on_device = [
             pair
             for order in copies
@@ -254,41 +319,130 @@ class CopyPlans:
             and pair[0].local.device in self._streams
             and pair[1].spec.nbytes
         ]
-        buckets = [
-            self._bucket(slot, device, optimizer, pairs)
+        made = _Cut(among.lacking, self._digests(slot, on_device, copies, among))
+        made.buckets = [
+            self._bucket(slot, device, optimizer, pairs, made)
             for device in self._streams
             for optimizer, pairs in _in_buckets(on_device, device)
         ]
         # As they are ordered, and so waited for: all devices' moving tensors come first.
-        buckets.sort(key=lambda bucket: bucket.optimizer != FIRST)
-        _find_blocks(slot, buckets, copies, payload_bytes)
-        return buckets
+        made.buckets.sort(key=lambda bucket: bucket.optimizer != FIRST)
+        _find_blocks(slot, made.buckets, copies, payload_bytes, among.lacking)
+        return made
+
+    def _digests(
+        self,
+        slot: Slot,
+        on_device: Sequence[Pair],
+        copies: Sequence[CopyOrder],
+        among: SharedBlocks,
+    ) -> BlockDigests | None:
+        """For the shared blocks that have something on a device; None when there are none."""
+        size = slot.block_bytes
+        there = {block for _, segment in on_device for block in _blocks_of(segment, size)}
+        if there.isdisjoint(among.shared):
+            return None
+        if self._keys is None or (self._keys.seed, self._keys.block_bytes) != (among.seed, size):
+            self._keys = DigestKeys(among.seed, size)
+        made = BlockDigests(there & among.shared, self._keys)
+        for device in dict.fromkeys(item.local.device for item, _ in on_device):
+            made.use(device, self._streams[device])
+        on_host = [(i, s) for c in copies for i, s in c.lazy.pairs if i.address is not None]
+        made.add_host([(i, s) for i, s in on_host if s.spec.nbytes])
+        return made
 
     def _bucket(
-        self, slot: Slot, device: torch.device, optimizer: int, pairs: Sequence[Pair]
+        self, slot: Slot, device: torch.device, optimizer: int, pairs: Sequence[Pair], cut: _Cut
     ) -> Bucket:
         bucket = Bucket(device, optimizer)
         for group in _side_by_side(sorted(pairs, key=lambda pair: pair[1].offset)):
             bucket.segments += [segment for _, segment in group]
-            if len(group) > 1:
-                bucket.runs.append(self._run(slot, device, group))
-                continue
-            [(item, segment)] = group
-            for host, source in _pieces(overlay(slot, segment), item.local):
-                bucket.add(host, source)
+            [(item, segment), *others] = group
+            if others:
+                bucket.runs.append(self._run(slot, device, group, cut))
+            elif cut.is_shared(segment, slot.block_bytes):
+                self._leave(bucket, slot, item.local, segment, cut)
+            else:
+                for host, source in _pieces(overlay(slot, segment), item.local):
+                    bucket.add(host, source)
         return bucket
 
-    def _run(self, slot: Slot, device: torch.device, group: Sequence[Pair]) -> Run:
-        first, end = group[0][1].offset, group[-1][1].end
+    def _packed(self, device: torch.device, nbytes: int) -> torch.Tensor:
+        """So many bytes there, rounded to words, that the next run overwrites."""
         if device not in self._staging:
             self._staging[device] = torch.empty(PIECE_BYTES, dtype=torch.uint8, device=device)
-        packed = self._staging[device][: end - first]
-        host = torch.frombuffer(slot.payload, dtype=torch.uint8, count=end - first, offset=first)
+        return self._staging[device][: round_up(nbytes, WORD_BYTES)]
+
+    def _run(self, slot: Slot, device: torch.device, group: Sequence[Pair], cut: _Cut) -> Run:
+        first, end = group[0][1].offset, group[-1][1].end
+        packed = self._packed(device, end - first)
         parts = [
             packed[s.offset - first : s.end - first].view(i.local.dtype).view(i.local.shape)
             for i, s in group
         ]
-        return Run(host, packed, parts, [item.local for item, _ in group])
+        run = Run(packed, parts, [item.local for item, _ in group])
+        for at, stop in cut.kept(first, end, slot.block_bytes):
+            run.hosts.append(_bytes_of(slot, at, stop))
+            run.leaving.append(packed[at - first : stop - first])
+        if cut.digests is not None:
+            run.digested += cut.digests.pieces(device, packed, first)
+        return run
+
+    def _leave(
+        self, bucket: Bucket, slot: Slot, tensor: torch.Tensor, segment: Segment, cut: _Cut
+    ) -> None:
+        """A large one of which replicas share blocks: what this rank keeps goes to the host, and
+        all that is shared is digested. Its memory is, value for value, what is kept."""
+        flat, first = tensor.detach().reshape(-1).view(torch.uint8), segment.offset
+        for at, stop in cut.kept(first, segment.end, slot.block_bytes):
+            for begin in range(at, stop, PIECE_BYTES):
+                end = min(begin + PIECE_BYTES, stop)
+                bucket.add(_bytes_of(slot, begin, end), flat[begin - first : end - first])
+        if cut.digests is None:
+            return
+        if _has_words(flat):
+            bucket.digested += cut.digests.pieces(bucket.device, flat, first)
+            return
+        for begin in range(0, flat.nbytes, PIECE_BYTES):
+            part = flat[begin : begin + PIECE_BYTES]
+            packed = self._packed(bucket.device, part.nbytes)
+            run = Run(packed, [packed[: part.nbytes]], [part])
+            run.digested += cut.digests.pieces(bucket.device, packed, first + begin)
+            bucket.runs.append(run)
+
+
+@dataclass(eq=False)
+class _Cut:
+    """What is worked out for one slot. `digests`: of the shared blocks."""
+
+    lacking: frozenset[int]
+    digests: BlockDigests | None
+    buckets: list[Bucket] = field(default_factory=list)
+
+    def is_shared(self, segment: Segment, size: int) -> bool:
+        """Whether some of it is digested."""
+        shared = () if self.digests is None else self.digests.blocks
+        return any(block in shared for block in _blocks_of(segment, size))
+
+    def kept(self, begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
+        """The stretches of the payload from `begin` to `end` that nobody else keeps."""
+        at = begin
+        for first, count in runs_of(b for b in self.lacking if begin < (b + 1) * size):
+            stop = min(first * size, end)
+            if stop > at:
+                yield at, stop
+            at = max(at, (first + count) * size)
+        if at < end:
+            yield at, end
+
+
+def _bytes_of(slot: Slot, begin: int, end: int) -> torch.Tensor:
+    return torch.frombuffer(slot.payload, dtype=torch.uint8, count=end - begin, offset=begin)
+
+
+def _has_words(flat: torch.Tensor) -> bool:
+    """Whether its bytes can be looked at as whole words where they are."""
+    return flat.nbytes % WORD_BYTES == 0 and flat.storage_offset() % WORD_BYTES == 0
 
 
 def _place(pair: Pair) -> tuple[Any, ...]:
@@ -325,10 +479,10 @@ def _in_buckets(
 
 def _is_small(pair: Pair) -> bool:
     item, segment = pair
-    return segment.spec.nbytes <= SMALL_BYTES and _is_flat(item.local)
+    return segment.spec.nbytes <= SMALL_BYTES and is_flat(item.local)
 
 
-def _is_flat(tensor: torch.Tensor) -> bool:
+def is_flat(tensor: torch.Tensor) -> bool:
     """Whether its memory is, value for value, what is kept."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
@@ -363,7 +517,7 @@ def _pieces(
     host: torch.Tensor, source: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     source = source.detach()
-    if not _is_flat(source):
+    if not is_flat(source):
         yield host, source  # torch makes it so, on the device
         return
     count = max(1, PIECE_BYTES // source.element_size())
@@ -374,10 +528,15 @@ def _pieces(
 
 
 def _find_blocks(
-    slot: Slot, buckets: Sequence[Bucket], copies: Sequence[CopyOrder], payload_bytes: int
+    slot: Slot,
+    buckets: Sequence[Bucket],
+    copies: Sequence[CopyOrder],
+    payload_bytes: int,
+    lacking: frozenset[int],
 ) -> None:
     """Which blocks are whole after which bucket. A block that has something else in it besides
-    tensors of devices and alignment is in none: whoever writes the rest hashes it."""
+    tensors of devices and alignment is in none: whoever writes the rest hashes it; nor is one that
+    others keep."""
     size = slot.block_bytes
     last: dict[int, int] = {}
     there: set[int] = set()
@@ -391,7 +550,7 @@ def _find_blocks(
     tensors_end = max((s.end for s in segments), default=0)
     for block, number in sorted(last.items()):
         is_whole = min((block + 1) * size, payload_bytes) <= tensors_end
-        if is_whole and block not in others:
+        if is_whole and block not in others and block not in lacking:
             buckets[number].blocks.append(block)
 
 

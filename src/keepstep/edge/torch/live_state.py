@@ -7,7 +7,7 @@ locks slots where the state is on a CUDA device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import torch
@@ -63,21 +63,31 @@ class TorchState:
     def gather(self) -> State:
         return self._protected.gather()
 
+    def _look_for_devices(self, state: State) -> Set[torch.device]:
+        """Those that are copied from."""
+        devices = {device for copies in state.copies for device in copies.devices}
+        known = frozenset() if self._plans is None else self._plans.devices
+        if any(device.type == "cuda" and device not in known for device in devices):
+            self._plans = capture.copy_plans(devices)
+        return frozenset() if self._plans is None else self._plans.devices
+
     def copy(
-        self, gathered: Gathered, slot: Slot, lacking: frozenset[int] = frozenset()
+        self,
+        gathered: Gathered,
+        slot: Slot,
+        lacking: frozenset[int] = frozenset(),
+        shared: frozenset[int] = frozenset(),
     ) -> StateCopy:
         assert isinstance(gathered, State)
         self._copies += 1
-        devices = {device for copies in gathered.copies for device in copies.devices}
-        known = set() if self._plans is None else self._plans.devices
-        if any(device.type == "cuda" and device not in known for device in devices):
-            self._plans = capture.copy_plans(devices)
+        self._look_for_devices(gathered)
         return capture.TensorCopy(
             gathered,
             slot,
             turn=self._copies,
             locks=self._locks,
             lacking=lacking,
+            shared=shared,
             known_bad=self._protected.known_bad,
             plans=self._plans,
             hash_threads=proof_threads(),
@@ -85,7 +95,7 @@ class TorchState:
 
     def still_blocks(self, gathered: Gathered, block_bytes: int) -> frozenset[int]:
         assert isinstance(gathered, State)
-        return self._still.of(gathered, block_bytes)
+        return self._still.of(gathered, block_bytes, self._look_for_devices(gathered))
 
     def replicas(self, gathered: Gathered) -> Replicas | None:
         assert isinstance(gathered, State)

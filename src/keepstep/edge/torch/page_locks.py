@@ -8,19 +8,21 @@ Comes in: slots as they are mapped and before they are unmapped, copies as they 
 out: calls of CUDA, and in words why one was refused: then the driver copies through memory of its
 own, which is right and takes longer.
 
-Invariant: a map is registered at most once, and it is there for as long as it is registered, also
-where its slot is dropped without being closed (`_kept`). A forked child calls nothing: the locks
-are its parent's.
+Invariant: no page of a map is registered twice, and it is there for as long as it is registered,
+also where its slot is dropped without being closed (`_kept`). A forked child calls nothing: the
+locks are its parent's.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from keepstep.edge.shm.slot import Slot
+from keepstep.model.shares import runs_of
 from keepstep.model.units import human_bytes
 
 
@@ -36,10 +38,10 @@ class PageLocker(Protocol):
 
 @dataclass
 class _Lock:
-    """`copies`: under way to or from it. `is_ending`: the slot is closed, and the last of these
-    copies ends the lock."""
+    """`ranges`: where they begin and how long they are. `copies`: under way to or from it.
+    `is_ending`: the slot is closed, and the last of these copies ends the lock."""
 
-    address: int
+    ranges: list[tuple[int, int]]
     copies: int = 0
     is_ending: bool = False
 
@@ -60,18 +62,30 @@ class PageLocks:
         self._pid = os.getpid()
 
     def lock(self, slot: Slot) -> str | None:
-        """Lock a slot's payload until the slot is closed. None when it is locked, else one line
-        that says why it is not; the slot can be used all the same."""
+        """Lock a slot's payload until the slot is closed, but for what it lacks: a lock would give
+        that memory again. None when it is locked, else one line that says why it is not; the slot
+        can be used all the same. What is locked, and lacks more by now, is locked anew unless a
+        copy is under way."""
         with self._mutex:
-            if slot in self._locks or os.getpid() != self._pid:
+            if os.getpid() != self._pid:
                 return None
-            address = slot.payload_address
-            why = self._locker.register(address, slot.capacity)
-            if why is not None:
-                return _refusal(slot, why)
-            _kept[address] = slot.payload
-            self._locks[slot] = _Lock(address)
-        slot.before_close(lambda: self._end(slot))
+            known, wanted = self._locks.get(slot), list(_ranges_of(slot))
+            if known is not None and (known.ranges == wanted or known.copies):
+                return None
+            if known is not None and not self._unlock(slot, known):
+                return None  # it stays locked, and takes the memory of all
+            lock = _Lock([])
+            for address, nbytes in wanted:
+                why = self._locker.register(address, nbytes)
+                if why is not None:
+                    self._unlock(slot, lock)
+                    return _refusal(slot, why)
+                begin = address - slot.payload_address
+                _kept[address] = slot.payload[begin : begin + nbytes]
+                lock.ranges.append((address, nbytes))
+            self._locks[slot] = lock
+        if known is None:
+            slot.before_close(lambda: self._end(slot))
         return None
 
     def is_locked(self, slot: Slot) -> bool:
@@ -103,16 +117,34 @@ class PageLocks:
                 return
             lock.is_ending = True
             if os.getpid() != self._pid:
-                del self._locks[slot], _kept[lock.address]
+                del self._locks[slot]
+                for address, _ in lock.ranges:
+                    del _kept[address]
             elif not lock.copies:
                 self._unlock(slot, lock)
 
-    def _unlock(self, slot: Slot, lock: _Lock) -> None:
+    def _unlock(self, slot: Slot, lock: _Lock) -> bool:
+        """Whether all of it is."""
         # What CUDA does not let go of stays mapped until the process ends: nothing else can then
         # lie at its address.
-        if self._locker.unregister(lock.address) is None:
-            del self._locks[slot]
-            _kept.pop(lock.address).release()
+        for address, nbytes in list(lock.ranges):
+            if self._locker.unregister(address) is None:
+                lock.ranges.remove((address, nbytes))
+                _kept.pop(address).release()
+        if not lock.ranges:
+            self._locks.pop(slot, None)
+        return not lock.ranges
+
+
+def _ranges_of(slot: Slot) -> Iterator[tuple[int, int]]:
+    """Where the memory of the payload is, and how much."""
+    at, size = 0, slot.block_bytes
+    for first, count in runs_of(slot.lacking()):
+        if first * size > at:
+            yield slot.payload_address + at, first * size - at
+        at = (first + count) * size
+    if at < slot.capacity:
+        yield slot.payload_address + at, slot.capacity - at
 
 
 def _refusal(slot: Slot, why: str) -> str:

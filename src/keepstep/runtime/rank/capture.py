@@ -344,15 +344,15 @@ class Capture:
         if self._sharing.is_on:
             still = live.still_blocks(gathered, self._world.memory.block_bytes)
             order = self._sharing.order(gathered, still)
-        lacking = NOTHING if order is None else order.lacking
+        lacking, shared = (NOTHING, NOTHING) if order is None else order.blocks
         manifest = self._manifests.of(gathered.layout, still)
         text_bytes = len(manifest.text)
         if not self._has_room(index, stamp, gathered.payload_bytes, text_bytes, lacking):
             payload = gathered.payload_bytes + gathered.payload_bytes // 8 + OBJECTS_SLACK_BYTES
             return NoRoom(payload, text_bytes + text_bytes // 2 + 4 * KIB)
-        copy = live.copy(gathered, self._slots[index], lacking)
+        copy = live.copy(gathered, self._slots[index], lacking, shared)
         self._under_way = UnderWay(index, stamp, copy)
-        self._watch.gathered(stamp.step, gathered)
+        self._watch.gathered(stamp.step, gathered, copy.is_on_device)
         copy.copy_moving()
         return BegunSnapshot(gathered, copy, manifest, order, self._world.groups.mark())
 
@@ -424,7 +424,7 @@ class Capture:
                 return Sealed(moved=tuple(copy.moved))
             began_ns = clock.monotonic_ns()
             nbytes = begun.gathered.payload_bytes
-            header = slot.write_table(nbytes, manifest.text, copy.sums)
+            header = slot.write_table(nbytes, manifest.text, copy.sums, bool(copy.digests))
             replicas = self._watch.digest(slot, header)
             yield from copy.settle()
             if copy.moved:
@@ -436,14 +436,14 @@ class Capture:
                 return FailedWork(why)
             self._announce(Phase.SEAL, stamp.step)
             value = float("nan") if loss is None else float(loss)  # type: ignore[arg-type]
-            share = None if order is None else order.share(slot.table(header))
+            share = self._sharing.share(order, slot.table(header), copy.digests)
             yield
             slot.seal(header, manifest.layout_hash, value, clock.wall_ns(), share, replicas)
+            self._maker.pin_kept(slot)
             slot.unlock()  # before it is told: a keeper that hears of it locks it at once
             seal_ns = clock.monotonic_ns() - began_ns
             left = 0 if order is None else len(order.lacking) * slot.block_bytes
-            counts = copy.copy_ns, seal_ns, nbytes
-            return Sealed((), *counts, value, share, left, replicas[1])
+            return Sealed((), copy.copy_ns, seal_ns, nbytes, value, share, left, replicas[1])
         finally:
             copy.end()
 

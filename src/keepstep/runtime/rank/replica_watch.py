@@ -74,11 +74,14 @@ class ReplicaWatch:
             self._is_told = True
             self._tell(self.difference, slots)
 
-    def gathered(self, step: int, state: Gathered) -> None:
-        """This is about to be captured: on the trainer's thread."""
+    def gathered(self, step: int, state: Gathered, is_on_device: bool = False) -> None:
+        """This is about to be captured: on the trainer's thread. `is_on_device`: some of it is."""
         every = self._options.digest_every_steps
         is_due = self._who.world_size > 1 and every > 0 and step % every == 0
-        self._coming = self._of(state) if is_due else None
+        # Where ranks share what is on a device, some have the checksum of a block and some its
+        # digest: `sharing.py` compares digests of all that is shared, at every step.
+        is_shared = self._by_blocks and is_on_device
+        self._coming = self._of(state) if is_due and not is_shared else None
         if is_due and self._coming != self._replicas:
             self._replicas, self._is_shown = self._coming, False
             group = 0 if self._replicas is None else self._replicas.group

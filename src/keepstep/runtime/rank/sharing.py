@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from keepstep.core.redundancy.shares import RankBlocks, SharePlan, plan_of
+from keepstep.core.redundancy.shares import RankBlocks, SharePlan, plan_of, resolved
 from keepstep.core.resume.cut import agree, common, holding_of
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.shm.slot_header import MOST_BLOCKS
@@ -26,7 +26,7 @@ from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError
 from keepstep.model.events import WARNING
 from keepstep.model.layout import Layout
-from keepstep.model.shares import Share
+from keepstep.model.shares import Share, blocks_of
 from keepstep.model.snapshot import RankStatus, Stamp
 from keepstep.model.units import human_bytes
 from keepstep.ports import Acts, Gathered
@@ -50,6 +50,11 @@ class ShareOrder:
 
     plan: SharePlan
     lacking: frozenset[int]
+
+    @property
+    def blocks(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Those that it leaves to others, and all that are shared."""
+        return self.lacking, self.plan.shared
 
     def share(self, sums: Sequence[int]) -> Share:
         """What is told of it, by the checksums of all its blocks."""
@@ -88,6 +93,7 @@ class Sharing:
         self._pause_steps = PAUSE_STEPS
         self._differed = Stamp(-1, 0)  # the newest stamp of which that was told
         self._told_none = False
+        self._is_digested = False  # some of what is shared never leaves a device
 
     @property
     def lacking(self) -> frozenset[int]:
@@ -238,6 +244,15 @@ class Sharing:
             return ShareOrder(plan, NOTHING) if has_shape else None
         return ShareOrder(plan, self.lacking)
 
+    def share(
+        self, order: ShareOrder | None, sums: Sequence[int], digests: Mapping[int, int]
+    ) -> Share | None:
+        """What is told of a snapshot: see `StateCopy.digests`. In the background."""
+        self._is_digested = bool(digests)  # as told to who looks for the tensors that differ
+        if order is None:
+            return None
+        return order.share([digests.get(block, found) for block, found in enumerate(sums)])
+
     # -- looking into slots
 
     def _look(self, ranks: range, stamp: Stamp) -> None:
@@ -274,8 +289,8 @@ class Sharing:
             size = human_bytes(self._world.memory.block_bytes)
             why = (
                 f"rank {self._who.rank} has nothing to share: no block of {size} holds nothing but "
-                "what its optimizers own and the background copies. With lazy=False, and with "
-                "tensors on a device, none does"
+                "what its optimizers own and the background copies. With lazy=False none does, nor "
+                "where an optimizer has no fence"
             )
         self._world.journal.record("not-shared", why, rank=self._who.rank)
 
@@ -295,8 +310,11 @@ class Sharing:
             finally:
                 unpin([slot])
         yield
-        own = next((one for one in told if one.rank == self._who.rank), None)
-        plan = plan_of(self._who.rank, told)
+        whole = resolved(told)
+        if whole is None:
+            return None
+        own = next((one for one in whole if one.rank == self._who.rank), None)
+        plan = plan_of(self._who.rank, whole)
         if own is None or plan is None or plan.blocks[-1] >= MOST_BLOCKS:
             return _FoundPlan(None, None, has_none=own is not None and not own.still)
         return _FoundPlan(plan, own.layout)
@@ -306,7 +324,7 @@ class Sharing:
         may have overwritten theirs already, which are nobody's."""
         self._differed = stamp
         tables: dict[int, Sequence[int]] = {}
-        for rank in plan.members:
+        for rank in () if self._is_digested else plan.members:
             slot = pin_one(self._world.memory, self._options.job_dir, stamp, rank)
             if slot is not None:
                 with suppress(DamageError):
@@ -315,8 +333,11 @@ class Sharing:
         found = _differences(plan, tables, self._layout)
         if found or self._who.rank == plan.members[0]:
             ranks = ", ".join(map(str, plan.members))
+            unnamed = f"ranks {ranks} differ"
+            if self._is_digested:
+                unnamed += " (nobody can say in what: their devices compared digests)"
             why = (
-                f"{stamp} is not shared, so nobody holds it: {found or f'ranks {ranks} differ'}. "
+                f"{stamp} is not shared, so nobody holds it: {found or unnamed}. "
                 "Replicas are to be equal after every update; each rank keeps all of its own from "
                 "here on"
             )
@@ -374,4 +395,6 @@ def _blocks_of(
     if text not in seen:  # replicas have the same
         seen[text] = slot.manifest(header), still_in(text, str(slot.path))
     layout, still = seen[text]
-    return RankBlocks(rank, layout, header.block_bytes, slot.table(header), still)
+    sums, lacking = slot.table(header), blocks_of(header.lacking)
+    share = header.share if header.is_digested else None
+    return RankBlocks(rank, layout, header.block_bytes, sums, still, lacking, share)

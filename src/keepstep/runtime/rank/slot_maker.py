@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from weakref import WeakSet
 
 from keepstep.core.redundancy import memory_budget
 from keepstep.edge.shm.slot import Slot, slot_bytes, slot_path
@@ -27,6 +28,7 @@ class SlotMaker:
     def __init__(self, world: RankWorld, options: RankOptions, who: RankIdentity) -> None:
         self._world, self._options, self._who = world, options, who
         self._has_told = False  # that a device refuses
+        self._refused: WeakSet[Slot] = WeakSet()
         self._restoring_bytes = 0
 
     def first_plan(self, payload: int, manifest: int, there: int) -> memory_budget.SlotPlan:
@@ -87,8 +89,15 @@ class SlotMaker:
         """One that is there. Raises DamageError, OSError."""
         return self._pinned(Slot(self._world.memory, path))
 
+    def pin_kept(self, slot: Slot) -> None:
+        """Some of its memory may have been given up, and nothing is under way to it."""
+        if slot not in self._refused and slot.lacking():
+            self._pinned(slot)
+
     def _pinned(self, slot: Slot) -> Slot:
         why = self._world.live.pin(slot)
+        if why is not None:
+            self._refused.add(slot)
         if why is not None and not self._has_told:
             self._has_told = True
             rank = self._who.rank

@@ -56,6 +56,7 @@ class SimCopy:
         self._is_settled = False
         self.moved: Sequence[str] = ()
         self.sums: Mapping[int, int] = {}
+        self.digests: Mapping[int, int] = {}
         self.is_over = False
 
     def copy_moving(self) -> None:
@@ -188,7 +189,11 @@ class SimState:
         return SimGathered(self._layout)
 
     def copy(
-        self, gathered: Gathered, slot: Slot, lacking: frozenset[int] = frozenset()
+        self,
+        gathered: Gathered,
+        slot: Slot,
+        lacking: frozenset[int] = frozenset(),
+        shared: frozenset[int] = frozenset(),
     ) -> SimCopy:
         assert isinstance(gathered, SimGathered)
         return SimCopy(self, gathered, slot, lacking)
