@@ -5,6 +5,8 @@
     python -m benchmarks.gpu.lab capture [GB] [TOKENS]     none, raw, dcp and keepstep by turns
     python -m benchmarks.gpu.lab adopt [GB] [TOKENS]       a life, SIGKILL, another life
     python -m benchmarks.gpu.lab rollback [GB] [TOKENS]    a restore into the living tensors
+    python -m benchmarks.gpu.lab shares [GB]               1, 2 and 4 replicas of one snapshot
+    python -m benchmarks.gpu.lab digests [GB]              how fast the device digests
 
 Prints lines of `name: figure=value`. What passes and what does not is in `docs/gpu.md`. Slots lie
 in /dev/shm, or in GPU_LAB_SHM. GPU_LAB_STEPS: how many steps `capture` trains (30).
@@ -28,6 +30,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.shares import digests, shares
 from benchmarks.gpu.workload import GB, Trainer, clock, device_times, mark, say
 from keepstep.coding.checksum import block_checksums
 from keepstep.edge.shm.memory import MEMORY
@@ -505,6 +508,8 @@ EXPERIMENTS: dict[str, Callable[..., None]] = {
     "item": item,
     "many": many,
     "graph": graph,
+    "shares": shares,
+    "digests": digests,
 }
 
 

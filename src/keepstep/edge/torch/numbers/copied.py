@@ -80,7 +80,7 @@ class CopyLook:
         return CopyLook(
             pairs=self.pairs,
             spans=[kept for span in self.spans for kept in span.kept(lacking, block_bytes)],
-            late=self.late,
+            late=[kept for span in self.late for kept in span.kept(lacking, block_bytes)],
         )
 
     def before(self, other: CopyLook) -> CopyLook:
