@@ -285,6 +285,20 @@ def test_all_go_on_sharing_after_a_restart_and_never_need_the_memory_for_all(nod
     assert all(map(is_shared, node.replicas))
 
 
+def test_a_replica_that_differs_in_every_life_takes_the_last_steps_once(node: Node) -> None:
+    """It did so again behind each restart, where all shared at once: a job that ends within a step
+    or two of what it resumes from would never have its last one (seed 930019)."""
+    node.together(8)
+    for life in range(2):
+        node.replicas[1].astray = 5 * BLOCK_BYTES + 77
+        node.together(1)
+        assert node.common == Stamp(7 + life, 1), "step 8 is nobody's once"
+        if life == 0:
+            node.again(Stamp(7, 1))
+    [told] = node.replicas[0].room.journal.of("not-shared")
+    assert "of step 8 is with nobody" in told.why
+
+
 def test_reft_7_one_flipped_byte_of_a_share_is_refused_by_all_who_lean_on_it(node: Node) -> None:
     node.together(8)
     stamp, keeper = Stamp(7, 1), node.replicas[0]

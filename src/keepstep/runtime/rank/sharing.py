@@ -19,15 +19,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from keepstep.core.redundancy.shares import RankBlocks, SharePlan, plan_of, resolved
-from keepstep.core.resume.cut import agree, common, holding_of
-from keepstep.edge.shm.slot import Slot
+from keepstep.core.resume.cut import Holding, agree, common, holding_of
+from keepstep.edge.shm.slot import Slot, readable_headers
 from keepstep.edge.shm.slot_header import MOST_BLOCKS
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError
 from keepstep.model.events import WARNING
 from keepstep.model.layout import Layout
 from keepstep.model.shares import Share, blocks_of
-from keepstep.model.snapshot import RankStatus, Stamp
+from keepstep.model.snapshot import RankStatus, SlotState, Stamp
 from keepstep.model.units import human_bytes
 from keepstep.ports import Acts, Gathered
 from keepstep.runtime.rank.guarded import FailedWork, guarded
@@ -93,6 +93,7 @@ class Sharing:
         self._pause_steps = PAUSE_STEPS
         self._differed = Stamp(-1, 0)  # the newest stamp of which that was told
         self._told_none = False
+        self._had_differed: Stamp | None = None  # before this life
         self._is_digested = False  # some of what is shared never leaves a device
 
     @property
@@ -116,6 +117,22 @@ class Sharing:
         self._next_step = -1
         self._pause_steps = PAUSE_STEPS
         self._told_none = False
+        self._had_differed = self._find_left_differing() if self.is_on else None
+
+    def _find_left_differing(self) -> Stamp | None:
+        """A stamp that all ranks have sealed as one to share, and not as the same: what they leave
+        behind at the end of a life. Looked for before anybody gives up what is newer than what all
+        resume from."""
+        memory, job_dir, job = self._world.memory, self._options.job_dir, self._who.job_hash
+        holdings = []
+        for rank in range(self._who.world_size):
+            told = [h for h in readable_headers(memory, job_dir, rank) if h.job_hash == job]
+            sealed = [header for header in told if header.state is SlotState.SEALED]
+            shares = tuple((h.stamp, h.share) for h in sealed if h.share is not None)
+            stamps = frozenset(header.stamp for header in sealed)
+            holdings.append(Holding(stamps, None, -1, shares=shares))
+        everywhere = common([holding.sealed for holding in holdings])
+        return max((s for s in everywhere if not agree(s, holdings)), default=None)
 
     def resumed(self, stamp: Stamp) -> Acts[None]:
         """All ranks have loaded that stamp from memory, and none has gone on yet: all find the same
@@ -123,6 +140,17 @@ class Sharing:
         if not self.is_on:
             return
         yield
+        if self._had_differed is not None:
+            # Whoever differs may do so again, and before a job's end nobody would see it in time:
+            # the last steps were nobody's in every life, and the next one began where this one did.
+            self._next_step = stamp.step + self._pause_steps
+            if self._who.rank == 0:
+                why = (
+                    f"replicas had differed, so what was shared of {self._had_differed} is with "
+                    f"nobody: each rank keeps all of its own until step {self._next_step}"
+                )
+                self._world.journal.record("not-shared", why, step=stamp.step)
+            return
         ranks = range(self._who.world_size)
         found = yield from guarded(self._find(ranks, stamp))
         if isinstance(found, FailedWork) or found is None or found.plan is None:
