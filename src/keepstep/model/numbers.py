@@ -24,6 +24,7 @@ class Sign(str, Enum):
     PRODUCT = "a matrix product that does not fit its checksum"
 
 
+SKETCH_SUMS = 8  # of a `Sight`
 OVERFLOW = 1.8e19  # the root of the greatest float32: no optimizer can square more
 # What is finite may be right: the training says so when it comes again.
 FINITE_SIGNS = frozenset((Sign.EXPLOSION, Sign.SPIKE, Sign.PRODUCT))
@@ -118,6 +119,8 @@ class Sight:
         none.
     digest: of this rank's own gradients, bit for bit, in a run that is watched: those of before the
         first update, in which nothing is of a peer; else empty.
+    sketch: sums of the same gradients with random signs, the same in each run: two runs' are as far
+        apart as these are.
     device: where it ran; None: nobody said.
     holds: its own snapshots, to go back to.
     batches: how many batches of keepstep's loaders the step took. skips: how often this rank has
@@ -140,6 +143,7 @@ class Sight:
     origin: Origin | None = None
     narrow: RangeCount | None = None
     digest: str = ""
+    sketch: tuple[float, ...] = ()
     device: Device | None = None
     holds: tuple[Stamp, ...] = ()
     batches: int = 0

@@ -28,6 +28,7 @@ def numbers(
         slots=None,
         store=None,
         look_every_steps=1,
+        calibrate_runs=0,
     )
     guard = SimpleNamespace(is_wanted=is_wanted, can_agree=True, drop=lambda: None)
     monkeypatch.setattr(step_numbers, "Guard", lambda *_, **__: guard)

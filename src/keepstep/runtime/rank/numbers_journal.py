@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from keepstep.core.numbers.inquiry import RunIt, told
+from keepstep.core.numbers.repeats import Repeats
 from keepstep.core.numbers.soft_errors import SoftError, ageing, records_of
 from keepstep.model.events import INFO, WARNING, Event
 from keepstep.model.numbers import (
@@ -67,6 +68,20 @@ class NumbersJournal:
     def counts_all_the_same(self, step: int, why: str) -> None:
         if self._tells:
             self._journal.record("wrong-numbers", why, WARNING, step=step)
+
+    def repeats(self, step: int, found: Repeats) -> None:
+        """What running a clean step again has shown."""
+        if self._tells:
+            told = {"step": step, "within": found.within}
+            if found.is_exact:
+                self._journal.record("repeats", found.why, INFO, **told)
+            else:
+                self._journal.record("not-repeatable", found.why, WARNING, **told)
+
+    def not_calibrated(self, step: int, why: str) -> None:
+        if self._tells:
+            told_why = f"whether steps repeat bit for bit here is not known: at step {step}, {why}"
+            self._journal.record("repeats", told_why, INFO, step=step)
 
     def given_up(self, step: int, why: str) -> None:
         told_why = f"numbers of step {step} are left as they are, and later ones as well: {why}"

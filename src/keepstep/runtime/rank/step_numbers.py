@@ -82,6 +82,7 @@ class NumbersOfProcess:
                 can_go_back=settings.slots != 1,
                 has_more=settings.store is not None or who.has_many_nodes,
                 look_every_steps=settings.look_every_steps,
+                calibration_runs=settings.calibrate_runs,
             ),
             pause=rank.pause,
             own=own_device(settings, who),

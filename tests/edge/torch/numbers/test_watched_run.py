@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from keepstep.edge.torch.numbers.watched_run import BEHIND, WatchedRun
-from keepstep.model.numbers import RangeCount
+from keepstep.model.numbers import SKETCH_SUMS, RangeCount
 
 
 class Planted(torch.autograd.Function):
@@ -153,6 +153,27 @@ def test_the_digest_is_of_every_bit() -> None:
 
     assert digest(False) == digest(False)
     assert digest(True) != digest(False)
+
+
+def test_runs_are_as_far_apart_as_their_gradients() -> None:
+    """Sums with random signs: what is moved by a thousandth lies about a thousandth apart."""
+
+    def run(factor: float) -> WatchedRun:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40))
+        state = torch.get_rng_state()
+        run = WatchedRun({"model": model})
+        given = torch.ones(2, 40)
+        given[0] *= factor
+        (model(given) ** 2).mean().backward()
+        run.end()
+        assert torch.equal(torch.get_rng_state(), state)
+        return run
+
+    one, same, near = run(1.0), run(1.0), run(1.001)
+    assert one.sketch == same.sketch and len(one.sketch) == SKETCH_SUMS
+    apart = math.dist(one.sketch, near.sketch) / math.hypot(*one.sketch)
+    assert 1e-4 < apart < 1e-2
 
 
 def digest_of(act: str, factor: float = 1.0) -> str:

@@ -254,6 +254,7 @@ class Guard:
             origin=origin,
             narrow=None if run is None else run.narrow,
             digest="" if run is None else run.digest,
+            sketch=() if run is None else run.sketch,
             batches=len(taken),
         )
 

@@ -8,6 +8,9 @@ The digest is of gradients of before the first update, and there is none where a
 them (a batch norm over ranks, say): ranks that have changed places add in another order, and what
 is wrong with one of them is in the sum.
 
+Beside it stand a few sums of the same gradients with random signs, which say how far apart two runs
+are that do not come to the same bits (`core/numbers/repeats.py`).
+
 Of what layers give in types of few bits (half, bfloat16, float8) it is counted how much has no
 place there: values at the end of the type's range or beyond, and those below its least normal
 number.
@@ -22,6 +25,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,9 +35,10 @@ import torch
 
 from keepstep.edge.torch.numbers.finite import can_be_bad, is_narrow, norm_of, plain, tensors_in
 from keepstep.edge.torch.parts import bare
-from keepstep.model.numbers import Origin, RangeCount
+from keepstep.model.numbers import SKETCH_SUMS, Origin, RangeCount
 
 BEHIND = "behind the model"  # a loss, say
+SKETCH_AT_ONCE = 1 << 18  # values: so much memory is taken for their signs
 NOTABLE_SHARE = 0.5  # of a layer's values that are too small; a few are in any softmax
 
 
@@ -53,6 +58,7 @@ class WatchedRun:
         self._ranges: dict[str, RangeCount] = {}  # by layer, in the order in which they give
         self._is_its_own = True  # what is computed now depends on no peer
         self._norms: dict[str, float] = defaultdict(float)
+        self._sketch = torch.zeros(SKETCH_SUMS, dtype=torch.float64)
         for path, root in modules.items():
             self._watch(path, bare(root))
 
@@ -110,6 +116,11 @@ class WatchedRun:
             return ""
         joined = repr(sorted((name, found) for name, found in self._digests.items()))
         return hashlib.blake2b(joined.encode(), digest_size=16).hexdigest()
+
+    @property
+    def sketch(self) -> tuple[float, ...]:
+        """Sums of the same gradients with random signs, the same in each run."""
+        return tuple(float(value) for value in self._sketch) if self._digests else ()
 
     @property
     def norm(self) -> float | None:
@@ -181,8 +192,24 @@ class WatchedRun:
         if not self._is_its_own:
             return
         host = local.cpu().contiguous()
+        self._sketch += _signed_sums(parameter, host)
         raw = ctypes.string_at(host.data_ptr(), host.nbytes) if host.numel() else b""
         self._digests[parameter].append(hashlib.blake2b(raw, digest_size=16).hexdigest())
+
+
+def _signed_sums(name: str, values: torch.Tensor) -> torch.Tensor:
+    """Sums of these values with signs that follow from the name alone. Draws from a generator of
+    its own, so that the program's draws stay the same."""
+    flat = values.flatten()
+    if not flat.is_floating_point():
+        return torch.zeros(SKETCH_SUMS, dtype=torch.float64)
+    drawn = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    found = torch.zeros(SKETCH_SUMS, dtype=torch.float64)
+    for begin in range(0, flat.numel(), SKETCH_AT_ONCE):
+        part = flat[begin : begin + SKETCH_AT_ONCE].double()
+        signs = torch.randint(0, 2, (SKETCH_SUMS, part.numel()), generator=drawn)
+        found += (2 * signs - 1).double() @ part
+    return found
 
 
 def _is_bad(tensor: torch.Tensor) -> bool:
