@@ -64,6 +64,7 @@ def test_the_defaults() -> None:
         check_products=False,
         look_every_steps=8,
         calibrate_runs=0,
+        replay_update_bytes=0,
         replace_command=None,
         node_provider="command",
         budget="crash=10,hang=5,oom=5,device=3,state=20,node=unlimited,killed=unlimited,refill=100",

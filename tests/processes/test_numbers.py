@@ -116,6 +116,21 @@ def test_an_early_step_that_is_run_again_leaves_no_trace(tmp_path: Path, place: 
     assert outcome.digests == undisturbed(place)
 
 
+@pytest.mark.parametrize("step", [9, 15])
+def test_memory_that_changes_where_no_other_rank_has_the_same_is_undone(
+    tmp_path: Path, place: Path, step: int
+) -> None:
+    """A bit of one weight of one rank, which an update that is made again does not have."""
+    planting = Planting(STEPS, (Plant("flip", 0, step, layer=2),), seals=True)
+    outcome = train(tmp_path, planting, "--replay-update-bytes", "1000000", ranks=1)
+    assert outcome.code == 0, outcome.log
+    assert outcome.verdicts == [("hardware", "transient", 0, "model.5.weight")]
+    assert outcome.digests == undisturbed(place, ranks=1)
+    assert_no_bad_stamp_was_resumed_from(outcome, step)
+    [told] = outcome.of("repeats")
+    assert "the same bits" in told.why
+
+
 @pytest.mark.everyday
 def test_a_bad_batch_is_left_out(tmp_path: Path, place: Path) -> None:
     outcome = train(tmp_path, Planting(STEPS, (Plant("batch", 1, 9),)))

@@ -401,6 +401,17 @@ class Options(Generic[Unset, Directory]):
         example=3,
         metavar="RUNS",
     )
+    replay_update_bytes: int | Unset = option(
+        default=0,
+        check=Check("a number of bytes, 0 or more", lambda value: value >= 0),
+        topic=Topic.FAILURES,
+        help="With wrong_numbers: in each step that is looked at, make the update of so many bytes "
+        "of parameters again, of those that no other rank has, from the snapshot before it, and "
+        "compare the bits. Others come in turn. It takes some five times as much memory for a "
+        "moment. 0: none.",
+        example=1 << 20,
+        metavar="BYTES",
+    )
     canary_every_s: float | Unset = option(
         default=300.0,
         check=seconds(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from keepstep.model.rhythm import NO_STEP
 from keepstep.model.snapshot import Stamp
@@ -22,12 +23,13 @@ class Sign(str, Enum):
     SPIKE = "loss and gradient far greater than those before"
     STATE = "a state that is not finite"
     PRODUCT = "a matrix product that does not fit its checksum"
+    UPDATE = "an update that its gradients do not give again"
 
 
 SKETCH_SUMS = 8  # of a `Sight`
 OVERFLOW = 1.8e19  # the root of the greatest float32: no optimizer can square more
 # What is finite may be right: the training says so when it comes again.
-FINITE_SIGNS = frozenset((Sign.EXPLOSION, Sign.SPIKE, Sign.PRODUCT))
+FINITE_SIGNS = frozenset((Sign.EXPLOSION, Sign.SPIKE, Sign.PRODUCT, Sign.UPDATE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class Sight:
     bad_batch, bad_weights, bad_moments, bad_gradients: where values are not finite, by name: in
         what the loaders gave, in parameters, in optimizer state, in the gradients that the update
         was to use.
+    bad_update: parameters, by name, that an update has not made what the snapshot before it and its
+        gradients make of them.
     origin: found in a run that is watched; None: there is none, or it was not watched.
     narrow: of the layer, in such a run, whose values had no place in their type; None: there was
         none.
@@ -140,6 +144,7 @@ class Sight:
     bad_weights: tuple[str, ...] = ()
     bad_moments: tuple[str, ...] = ()
     bad_gradients: tuple[str, ...] = ()
+    bad_update: tuple[str, ...] = ()
     origin: Origin | None = None
     narrow: RangeCount | None = None
     digest: str = ""
@@ -153,7 +158,7 @@ class Sight:
     @property
     def is_origin(self) -> bool:
         """Whether this rank by itself held, or computed, what is wrong."""
-        held = self.bad_batch or self.bad_weights or self.bad_moments
+        held = self.bad_batch or self.bad_weights or self.bad_moments or self.bad_update
         return bool(held) or self.origin is not None
 
 
@@ -202,6 +207,24 @@ class StepVerdict:
     rank: int | None
     where: str
     why: str
+
+
+class UpdatePiece(NamedTuple):
+    """Elements of one of some tensors."""
+
+    tensor: int
+    begin: int
+    end: int
+
+
+class UpdateOutcome(str, Enum):
+    """What making an update again says."""
+
+    FITS = "fits"
+    LEARNS = "is one of those that others are measured by"
+    DIFFERS = "differs"
+    ERRED = "was wrong, and is right when it is made once more"
+    OFF = "says nothing: updates do not come to the same here"
 
 
 class Lasting(str, Enum):

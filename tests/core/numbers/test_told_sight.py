@@ -33,6 +33,7 @@ SIGHTS = st.builds(
     bad_weights=FEW,
     bad_moments=FEW,
     bad_gradients=FEW,
+    bad_update=FEW,
     origin=st.none() | st.builds(Origin, NAME, NAME, NAME),
     narrow=st.none() | st.builds(RangeCount, NAME, NAME, COUNT, COUNT, COUNT),
     digest=st.text("0123456789abcdef", max_size=64),

@@ -29,6 +29,7 @@ def numbers(
         store=None,
         look_every_steps=1,
         calibrate_runs=0,
+        replay_update_bytes=0,
     )
     guard = SimpleNamespace(is_wanted=is_wanted, can_agree=True, drop=lambda: None)
     monkeypatch.setattr(step_numbers, "Guard", lambda *_, **__: guard)

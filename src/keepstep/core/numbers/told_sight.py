@@ -45,7 +45,8 @@ def to_text(seen: Sight) -> str:
         int(seen.looked),
         None if seen.gave is None else number_to_json(seen.gave),
         seen.gave_bad_at,
-        *map(_few, (seen.bad_batch, seen.bad_weights, seen.bad_moments, seen.bad_gradients)),
+        *map(_few, (seen.bad_batch, seen.bad_weights, seen.bad_moments)),
+        *map(_few, (seen.bad_gradients, seen.bad_update)),
         None if origin is None else _few((origin.layer, origin.operation, origin.direction)),
         _range_to_plain(seen.narrow),
         seen.digest[:DIGEST_CHARACTERS],
@@ -64,7 +65,7 @@ def from_text(text: str) -> Sight:
     with decoding("what a rank has seen"):
         rank, role, signs, first, looked, gave, bad_at, *rest = a_list(from_json(text))
         *named, origin, narrow, digest, sketch, device, holds, batches, skips, means = rest
-        batch, weights, moments, gradients = map(_names, named)
+        batch, weights, moments, gradients, update = map(_names, named)
         return Sight(
             rank=a_count(rank),
             role=a_count(role),
@@ -77,6 +78,7 @@ def from_text(text: str) -> Sight:
             bad_weights=weights,
             bad_moments=moments,
             bad_gradients=gradients,
+            bad_update=update,
             origin=None if origin is None else Origin(*_names(origin)),
             narrow=_range(narrow),
             digest=a_text(digest),

@@ -164,6 +164,15 @@ def _passing(wrong_runs: Sequence[StepRun], runs: int) -> StepVerdict:
             else:
                 why = f"{held}; {gone}: it had come into memory by itself"
             return StepVerdict(culprit, False, _only(s.rank for s in having), where, why)
+    having = [seen for seen in first.seen if seen.bad_update]
+    if having:
+        where, holders = having[0].bad_update[0], _ranks(seen.rank for seen in having)
+        why = (
+            f"what an update of {holders} has made of {where} is not what it makes of the snapshot "
+            f"before it and the same gradients; {gone}: the device computed wrong, or its memory "
+            "changed, once"
+        )
+        return StepVerdict(Culprit.HARDWARE, False, _only(s.rank for s in having), where, why)
     in_place = [run for run in wrong_runs if run.way is not Way.SWAPPED]
     found = [(origins(run) or _differs_alone(run), run) for run in in_place]
     wrong, run = next(((ranks, run) for ranks, run in found if ranks), (frozenset(), first))
@@ -201,6 +210,7 @@ def _without_evidence(seen: Sight) -> Sight:
         bad_weights=(),
         bad_moments=(),
         bad_gradients=(),
+        bad_update=(),
         origin=None,
         narrow=None,
         digest="",

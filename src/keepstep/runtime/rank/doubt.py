@@ -22,7 +22,7 @@ what it holds itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from keepstep.core.numbers.halt import BEFORE, BEHIND, next_halt
@@ -204,6 +204,11 @@ class Doubt:
             self._numbers.begin(is_watched)
         else:
             self._numbers.drop()
+
+    def replay_erred(self, step: int, names: Sequence[str]) -> None:
+        """What this rank made again in that step was wrong, and right when it was made once more:
+        the state is as it should be."""
+        self._told.replay_erred(step, names, self._device)
 
     @property
     def is_trying(self) -> bool:

@@ -148,7 +148,14 @@ class NumbersJournal:
         if is_device and lasting is Lasting.TRANSIENT and verdict.rank is not None:
             self._count_error(step, verdict.rank, len(runs), runs[-1].seen)
 
-    def _count_error(self, step: int, rank: int, runs: int, seen: Sequence[Sight]) -> None:
+    def replay_erred(self, step: int, names: Sequence[str], device: Device | None) -> None:
+        """An error of this rank's device that is in no state."""
+        alone = Sight(self._number, self._number, device=device)
+        self._count_error(step, self._number, 2, [alone], f" as it made {', '.join(names)} again")
+
+    def _count_error(
+        self, step: int, rank: int, runs: int, seen: Sequence[Sight], how: str = ""
+    ) -> None:
         devices = {sight.rank: sight.device for sight in seen}
         names = {number: _name(number, device) for number, device in devices.items()}
         if self._errors is None:
@@ -157,7 +164,7 @@ class NumbersJournal:
         mine, its = self._own.device, devices[rank]
         is_elsewhere = mine is not None and its is not None and its.host != mine.host
         if rank == self._number or (is_elsewhere and self._own.tells_of_others):
-            why = f"{names[rank]} computed step {step} wrong, and right after {runs} runs"
+            why = f"{names[rank]} computed step {step} wrong{how}, and right after {runs} runs"
             host = "" if its is None else its.host
             told = {"rank": rank, "runs": runs, "device": names[rank], "host": host}
             self._journal.record(SOFT_ERROR, why, WARNING, step=step, **told)
