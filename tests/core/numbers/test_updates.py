@@ -89,3 +89,14 @@ def test_an_error_while_it_learns_does_not_widen_what_is_allowed() -> None:
     for _ in range(CALIBRATION):
         judge.heard(0.0, ())
     assert judge.is_calibrated and judge.within == 0.0 and not judge.is_off
+
+
+def test_what_a_program_writes_from_the_beginning_is_no_error() -> None:
+    still, writes = learnt(*[0.0] * CALIBRATION), UpdateJudge()
+    assert not writes.stayed(is_same=False)
+    for _ in range(CALIBRATION):
+        writes.heard(0.0, ())
+    assert [still.stayed(True), still.stayed(False)] == [False, True]
+    assert [writes.stayed(True), writes.stayed(False)] == [False, False]
+    still.give_up("it comes again")
+    assert not still.stayed(False)

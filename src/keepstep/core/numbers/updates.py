@@ -65,6 +65,7 @@ class UpdateJudge:
     is_off: bool = False
     _apart: list[float] = field(default_factory=list)
     _tried: int = 0
+    _moves: bool = False
 
     @property
     def is_calibrated(self) -> bool:
@@ -87,6 +88,14 @@ class UpdateJudge:
         if len(self._apart) == CALIBRATION:
             self._calibrate()
         return UpdateOutcome.LEARNS
+
+    def stayed(self, is_same: bool) -> bool:
+        """Whether what an update has made is there still at the end of the body, where torch's
+        counters say that nothing has changed it. Goes out: whether that accuses. A program that
+        writes past the counters does so from the beginning."""
+        if not self.is_calibrated:
+            self._moves = self._moves or not is_same
+        return self.is_calibrated and not (is_same or self._moves or self.is_off)
 
     def give_up(self, why: str) -> None:
         """What differs does so each time, and counts."""

@@ -55,7 +55,12 @@ class Training:
             assert self.copy.fence(self.optimizer)
         self.replay.before_update(self.copy)
 
-    def step(self, before_update: Callable[[], None] = lambda: None, rerun: bool = False) -> None:
+    def step(
+        self,
+        before_update: Callable[[], None] = lambda: None,
+        rerun: bool = False,
+        behind: Callable[[], None] = lambda: None,
+    ) -> None:
         self.replay.begin(is_rerun=rerun) if self.is_looking else self.replay.drop()
         self.optimizer.zero_grad()
         given = torch.randn(8, 70)
@@ -67,6 +72,8 @@ class Training:
         before_update()
         self.optimizer.step()
         self.schedule.step()
+        behind()
+        self.replay.end()
         self.replay.turn += 1
         self.wrongs.append(self.replay.wrong)
         self.replay.accept()
@@ -262,3 +269,37 @@ def test_what_other_ranks_have_is_left_to_their_digests(
     monkeypatch.setattr(training.replay._replicas, "find", claims)
     training.learn()
     assert training.replay.cost.updates == 0
+
+
+@pytest.mark.parametrize("site", ["weight", "exp_avg"])
+def test_memory_that_changes_behind_the_update_is_seen(site: str, room: Room) -> None:
+    training = Training(room)
+    training.learn()
+    weight = training.model[2].weight
+    tensor = weight if site == "weight" else training.optimizer.state[weight][site]
+    training.step(behind=lambda: flip(tensor.detach(), 17, 0))
+    assert training.wrongs[-1] == ("model.2.weight",)
+
+
+@pytest.mark.parametrize("way", ["counted", "past the counters"])
+def test_a_program_that_clips_weights_behind_each_update_is_let_alone(way: str, room: Room) -> None:
+    training = Training(room)
+    weight = training.model[2].weight
+
+    def clip() -> None:
+        with torch.no_grad():
+            (weight if way == "counted" else weight.data).clamp_(-0.01, 0.01)
+
+    for _ in range(CALIBRATION + 6):
+        training.step(behind=clip)
+    assert training.judge.is_calibrated and not any(training.wrongs)
+    training.step(lambda: flip(weight.detach(), 17, 20), behind=clip)
+    assert training.wrongs[-1] == ("model.2.weight",), "updates are made again all the same"
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_one_more_update_in_a_body_is_no_error(fused: bool, room: Room) -> None:
+    training = Training(room, torch.optim.SGD, momentum=0.9, fused=fused)
+    training.learn()
+    training.step(behind=lambda: training.optimizer.step())
+    assert training.judge.is_calibrated and not training.wrongs[-1]

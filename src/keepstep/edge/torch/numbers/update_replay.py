@@ -5,6 +5,7 @@ from the snapshot before the step and from the step's gradients, and compared.
     post-step hook   pieces of parameters, and of their optimizer state, out of the slot; their
                      gradients as they lie there; the optimizer's own `step` on these alone;
                      bytes compared with what the update has made
+    end of the body  the same pieces, of which a snapshot follows: are they still what was made?
 
 Only of state that no other rank is said to have: shards, stages, a single rank's all. Only of
 torch's own optimizers that treat each element by itself, so that a piece of a tensor is updated as
@@ -68,6 +69,9 @@ class JudgesUpdates(Protocol):
     def heard(self, apart: float, more: Sequence[float]) -> UpdateOutcome:
         """So far from what was made lies what was made again, and was when done once more."""
 
+    def stayed(self, is_same: bool) -> bool:
+        """Whether it accuses that what was made is, or is not, there at the end of the body."""
+
     def give_up(self, why: str) -> None:
         """What differs does so each time, and counts."""
 
@@ -94,6 +98,24 @@ class _Alone:
     name: str
     parameter: torch.Tensor
     segments: Mapping[str, Segment]
+
+
+@dataclass(frozen=True, slots=True)
+class _PieceMade:
+    """A piece as the update has left it. `live`: the tensors it is of; `versions`: their counters
+    then."""
+
+    name: str
+    live: list[torch.Tensor]
+    versions: list[int]
+    pieces: list[torch.Tensor]
+    was: list[torch.Tensor]
+
+    @property
+    def is_there(self) -> bool:
+        """Bit for bit."""
+        pairs = zip(self.pieces, self.was, strict=True)
+        return all(torch.equal(_bytes(now), _bytes(was)) for now, was in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +171,7 @@ class UpdateReplay:
         self._known: tuple[Layout, dict[int, _OfOptimizer]] | None = None
         self.wrong: tuple[str, ...] = ()  # of the present body: what its update made of it differs
         self.erred: tuple[str, ...] = ()  # likewise: what was made again wrong, and right then
+        self._made: list[_PieceMade] = []
         self.cost = ReplayCost()
 
     def begin(self, is_rerun: bool) -> None:
@@ -161,7 +184,15 @@ class UpdateReplay:
     def drop(self) -> None:
         """Forget the body, and make nothing again."""
         self._is_due, self._copy, self._taken, self._seen = False, None, None, set()
+        self._made = []
         self.wrong = self.erred = ()
+
+    def end(self) -> None:
+        """The body is over, and a snapshot of what is there now follows."""
+        changed = [m.name for m in self._made if m.versions == _versions(m.live) and not m.is_there]
+        if self._made and self._judge.stayed(is_same=not changed):
+            self.wrong += tuple(dict.fromkeys(changed))[:SHOWN_NAMES]
+        self._made = []
 
     def accept(self) -> None:
         """The body counts as it is."""
@@ -179,6 +210,9 @@ class UpdateReplay:
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """In its post-step hook."""
+        if self._made:  # one more update, which may not move counters (`fused`)
+            its = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            self._made = [made for made in self._made if id(made.live[0]) not in its]
         is_first = id(optimizer) not in self._seen
         self._seen.add(id(optimizer))
         if not (self._is_due and is_first and _is_made_again(optimizer)):
@@ -197,6 +231,7 @@ class UpdateReplay:
             self.wrong += found.names
         elif outcome is UpdateOutcome.ERRED:
             self.erred += found.names
+        self._made += [_made(optimizer, source) for source in sources]
         self.cost.add(found.nbytes, time.perf_counter_ns() - began_ns)
 
     # -- what is due
@@ -359,6 +394,18 @@ def _again(optimizer: torch.optim.Optimizer, sources: Sequence[_PieceBefore]) ->
         }
         for tensors in made
     ]
+
+
+def _made(optimizer: torch.optim.Optimizer, source: _PieceBefore) -> _PieceMade:
+    alone, having = source.alone, optimizer.state.get(source.alone.parameter, {})
+    live = [alone.parameter, *(v for v in having.values() if isinstance(v, torch.Tensor))]
+    pieces = [*_live(alone, having, source.piece).values()]
+    was = [piece.clone() for piece in pieces]
+    return _PieceMade(alone.name, live, _versions(live), pieces, was)
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]
 
 
 def _replay(optimizer: torch.optim.Optimizer, sources: Sequence[_PieceBefore]) -> Replayed:
