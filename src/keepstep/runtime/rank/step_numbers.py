@@ -50,6 +50,12 @@ class _Updates:
     most_bytes: int
     _told: str = ""
 
+    def learn(self) -> None:
+        """A body has begun that nobody looks at: what others are measured by is found out in the
+        first ones."""
+        if not (self.judge.is_calibrated or self.replay.is_due):
+            self.replay.begin(is_rerun=False)
+
     def tell(self, step: int, journal: Journal, rank: int) -> None:
         """What calibrating has come to, once; and that nothing is made again any more, if so."""
         judge, cost = self.judge, self.replay.cost
@@ -147,6 +153,8 @@ class NumbersOfProcess:
             if self._updates is not None:
                 self._updates.replay.turn = step // self._look_every_steps
             self._doubt.begin(step)
+            if self._updates is not None and step % self._look_every_steps:
+                self._updates.learn()
             self._began_ns = time.monotonic_ns()
 
     def before_update(self, optimizer: Any, args: Any, kwargs: Any, copy: object = None) -> None:
@@ -167,8 +175,10 @@ class NumbersOfProcess:
         if self._doubt is None:
             return True
         self._rank.step_took(time.monotonic_ns() - self._began_ns)
-        if self._updates is not None and (erred := self._updates.replay.erred):
-            self._doubt.replay_erred(step, erred)
+        if self._updates is not None:
+            self._updates.replay.end()
+            if erred := self._updates.replay.erred:
+                self._doubt.replay_erred(step, erred)
         counts = self._doubt.counts(step, loss, entered, is_last)
         if self._updates is not None:
             self._updates.tell(step, self._journal, self._number)

@@ -209,9 +209,8 @@ class Guard:
         if self._products is not None:
             self._products.end()
             self._signs += [Sign.PRODUCT] if self._products.wrong else []
-        if self._updates is not None:
-            self._updates.end()
-            self._signs += [Sign.UPDATE] if self._updates.wrong else []
+        if self._updates is not None and self._updates.wrong:
+            self._signs.append(Sign.UPDATE)
         # Without an update a scaler may have skipped one: it knows what it does about its loss.
         self.norm = math.hypot(*self._norms) if self._norms else None
         size = math.hypot(*self._sizes)

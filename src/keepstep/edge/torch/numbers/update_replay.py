@@ -163,7 +163,7 @@ class UpdateReplay:
         self._protected, self._judge, self._most_bytes = protected, judge, most_bytes
         self._replicas = ReplicaFinder(rank, world_size)
         self.turn = 0
-        self._is_due = False
+        self.is_due = False
         self._copy: TensorCopy | None = None
         # of a step that is run again, by the optimizer's id
         self._taken: dict[int, list[_PieceBefore]] | None = None
@@ -177,13 +177,13 @@ class UpdateReplay:
     def begin(self, is_rerun: bool) -> None:
         """A body that is looked at begins. `is_rerun`: its state was just restored."""
         self.drop()
-        self._is_due = not self._judge.is_off
-        if is_rerun and self._is_due and self._known is not None:
+        self.is_due = not self._judge.is_off
+        if is_rerun and self.is_due and self._known is not None:
             self._taken = {key: self._from_live(of) for key, of in self._known[1].items()}
 
     def drop(self) -> None:
         """Forget the body, and make nothing again."""
-        self._is_due, self._copy, self._taken, self._seen = False, None, None, set()
+        self.is_due, self._copy, self._taken, self._seen = False, None, None, set()
         self._made = []
         self.wrong = self.erred = ()
 
@@ -205,7 +205,7 @@ class UpdateReplay:
     def before_update(self, copy: object) -> None:
         """In an optimizer's pre-step hook. `copy`: of the state before this step, which has been
         waited for; None where that is over already, or there is none."""
-        if self._is_due and isinstance(copy, TensorCopy) and not copy.is_on_device:
+        if self.is_due and isinstance(copy, TensorCopy) and not copy.is_on_device:
             self._copy = None if copy.counted_moves() else copy
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
@@ -215,7 +215,7 @@ class UpdateReplay:
             self._made = [made for made in self._made if id(made.live[0]) not in its]
         is_first = id(optimizer) not in self._seen
         self._seen.add(id(optimizer))
-        if not (self._is_due and is_first and _is_made_again(optimizer)):
+        if not (self.is_due and is_first and _is_made_again(optimizer)):
             return
         began_ns = time.perf_counter_ns()
         if self._taken is not None:
