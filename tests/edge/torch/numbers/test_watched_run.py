@@ -260,3 +260,24 @@ def test_a_layer_that_overflows_is_the_origin_and_its_range_is_told(dtype: torch
     run.end()
     assert run.origin is not None and run.origin.layer == "model"
     assert run.narrow is not None and run.narrow.over == 1
+
+
+@pytest.mark.parametrize(
+    ("scale", "x", "over", "under"), [(6e4, 100.0, 16, 0), (1e-6, 1.0, 0, 16), (1.0, 1.0, 0, 0)]
+)
+def test_gradients_that_their_type_has_no_place_for_are_counted(
+    scale: float, x: float, over: int, under: int
+) -> None:
+    """What arrives has one: float16 multiplies it by what came in."""
+    model = nn.Linear(4, 4, bias=False).half()
+    nn.init.constant_(model.weight, 0.5 / x)
+    run = WatchedRun({"model": model})
+    (model(torch.full((1, 4), x, dtype=torch.float16)).float() * scale).sum().backward()
+    run.end()
+    found = run.narrow
+    if over or under:
+        assert found is not None and found.layer == "the backward pass of model"
+        assert (found.values, found.over, found.under) == (16, over, under)
+        assert "the backward pass of model gave as float16" in str(found)
+    else:
+        assert found is None

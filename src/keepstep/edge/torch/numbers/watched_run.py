@@ -11,9 +11,9 @@ is wrong with one of them is in the sum.
 Beside it stand a few sums of the same gradients with random signs, which say how far apart two runs
 are that do not come to the same bits (`core/numbers/repeats.py`).
 
-Of what layers give in types of few bits (half, bfloat16, float8) it is counted how much has no
-place there: values at the end of the type's range or beyond, and those below its least normal
-number.
+Of what layers give in types of few bits (half, bfloat16, float8), and of the gradients that they
+send back and have of their parameters, it is counted how much has no place there: values at the end
+of the type's range or beyond, and those below its least normal number.
 
 How it is found: a module's inputs and outputs are looked at as they pass, and so are the gradients
 that arrive at its outputs, leave at its inputs and end in its parameters. The first whose inputs
@@ -39,6 +39,7 @@ from keepstep.model.numbers import SKETCH_SUMS, Origin, RangeCount
 
 BEHIND = "behind the model"  # a loss, say
 SKETCH_AT_ONCE = 1 << 18  # values: so much memory is taken for their signs
+BACKWARD_OF = "the backward pass of "
 NOTABLE_SHARE = 0.5  # of a layer's values that are too small; a few are in any softmax
 
 
@@ -147,15 +148,14 @@ class WatchedRun:
     def _after(self, name: str, module: Any, args: Any, output: Any) -> None:
         kind = type(module).__name__
         for _, tensor in tensors_in(output):
-            self._count_range(name, plain(tensor))
+            self._count_range(name, plain(tensor), self._inputs_finite.get(name, True))
             if self._found is None and _is_bad(tensor) and self._inputs_finite.get(name, True):
                 operation = kind if not self._suspect else f"{kind}, {self._suspect}"
                 self._found = Origin(name, operation, "forward")
             _on_gradient(tensor, partial(self._arrives, name, kind))
 
-    def _count_range(self, name: str, values: torch.Tensor) -> None:
+    def _count_range(self, name: str, values: torch.Tensor, came_in_right: bool) -> None:
         """What came in bad comes out bad, and says nothing of the range."""
-        came_in_right = self._inputs_finite.get(name, True)
         if not (is_narrow(values.dtype) and values.numel() and came_in_right):
             return
         kind, sizes = torch.finfo(values.dtype), values.float().abs()
@@ -179,11 +179,14 @@ class WatchedRun:
 
     def _leaves(self, name: str, kind: str, gradient: torch.Tensor) -> None:
         """At an input of that module."""
-        if self._found is None and _is_bad(gradient) and self._arrived.get(name, False):
+        arrived_right = self._arrived.get(name, False)
+        self._count_range(BACKWARD_OF + name, plain(gradient), arrived_right)
+        if self._found is None and _is_bad(gradient) and arrived_right:
             self._found = Origin(name, kind, "backward")
 
     def _gradient(self, name: str, parameter: str, kind: str, gradient: torch.Tensor) -> None:
         local = plain(gradient)
+        self._count_range(BACKWARD_OF + name, local, self._arrived.get(name, True))
         if can_be_bad(local):
             norm = norm_of([local])
             self._norms[parameter] += norm * norm
