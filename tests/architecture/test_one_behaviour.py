@@ -48,7 +48,9 @@ PROCESS_MAINS = {
     "keepstep.runtime.rank.step_measure",
     "keepstep.runtime.rank.step_numbers",
     # Runs on the program's own thread, among its collectives.
+    "keepstep.runtime.rank.calibration",
     "keepstep.runtime.rank.doubt",
+    "keepstep.runtime.rank.takes_back",
     "keepstep.runtime.rank.numbers_journal",
     "keepstep.runtime.rank.job.local_steps",
     "keepstep.runtime.rank.job.micro_batches",

@@ -63,6 +63,8 @@ def test_the_defaults() -> None:
         skip_spikes=False,
         check_products=False,
         look_every_steps=8,
+        calibrate_runs=0,
+        replay_update_bytes=0,
         replace_command=None,
         node_provider="command",
         budget="crash=10,hang=5,oom=5,device=3,state=20,node=unlimited,killed=unlimited,refill=100",
@@ -146,7 +148,8 @@ def test_an_unknown_key_names_the_nearest_and_the_known() -> None:
     with pytest.raises(
         ConfigError,
         match=r"unknown configuration key 'slot'; did you mean 'slots'\? "
-        r"\(known: adopt, arena_dir, block_mac, budget, canary_every_s, check_products, "
+        r"\(known: adopt, arena_dir, block_mac, budget, calibrate_runs, canary_every_s, "
+        r"check_products, "
         r"dashboard, "
         r"dashboard_address, dashboard_token, digest_every_steps, encrypt, ",
     ):

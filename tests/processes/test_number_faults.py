@@ -117,6 +117,21 @@ def test_of_a_batch_that_is_wrong_nobody_can_tell(work: Path) -> None:
     assert not told(work, report, "gradient-differs") and not told(work, report, "not-repeatable")
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize(("site", "bit"), [("weight", 3), ("optimizer", 28)])
+def test_memory_that_one_rank_alone_has_is_put_right_by_making_its_update_again(
+    work: Path, site: str, bit: int
+) -> None:
+    """In a step that is looked at."""
+    fault = f"bitflip:site={site},rank=0,step=16,bit={bit}"
+    again = ("--replay-update-bytes", str(1 << 30))
+    report = prove_number(work, fault, nproc=1, launcher="run", more=again)
+    [judged] = assert_undone(work, report, 16)
+    assert (judged.data["culprit"], judged.data["lasting"]) == ("hardware", "transient")
+    _, report = drill(work, fault, nproc=1, launcher="run", steps=STEPS)
+    assert not report["bit_equal"], "nobody else sees it"
+
+
 def assert_undone(work: Path, report: dict[str, Any], first: int) -> list[Event]:
     """Each step that was wrong, `first` being the first, was run again in the ranks' own processes;
     the verdicts."""

@@ -104,6 +104,33 @@ def test_a_device_that_errs_once_leaves_no_trace(tmp_path: Path, place: Path) ->
     assert len(outcome.of("soft-error")) == 1
 
 
+def test_an_early_step_that_is_run_again_leaves_no_trace(tmp_path: Path, place: Path) -> None:
+    """It comes to the same bits here, and what a device does later is judged as ever."""
+    planting = Planting(STEPS, (Plant("gradient", 1, 9, layer=2),))
+    outcome = train(tmp_path, planting, "--calibrate-runs", "2")
+    assert outcome.code == 0, outcome.log
+    [told] = outcome.of("repeats")
+    assert told.data["step"] == 2 and "run 3 times" in told.why and "the same bits" in told.why
+    assert [e.data["step"] for e in outcome.of("restored")][:2] == [1, 1]  # of each rank, twice
+    assert outcome.verdicts == [("hardware", "transient", 1, "model.5.weight")]
+    assert outcome.digests == undisturbed(place)
+
+
+@pytest.mark.parametrize("step", [9, 15])
+def test_memory_that_changes_where_no_other_rank_has_the_same_is_undone(
+    tmp_path: Path, place: Path, step: int
+) -> None:
+    """A bit of one weight of one rank, which an update that is made again does not have."""
+    planting = Planting(STEPS, (Plant("flip", 0, step, layer=2),), seals=True)
+    outcome = train(tmp_path, planting, "--replay-update-bytes", "1000000", ranks=1)
+    assert outcome.code == 0, outcome.log
+    assert outcome.verdicts == [("hardware", "transient", 0, "model.5.weight")]
+    assert outcome.digests == undisturbed(place, ranks=1)
+    assert_no_bad_stamp_was_resumed_from(outcome, step)
+    [told] = outcome.of("repeats")
+    assert "the same bits" in told.why
+
+
 @pytest.mark.everyday
 def test_a_bad_batch_is_left_out(tmp_path: Path, place: Path) -> None:
     outcome = train(tmp_path, Planting(STEPS, (Plant("batch", 1, 9),)))

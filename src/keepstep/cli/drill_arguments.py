@@ -112,6 +112,14 @@ class DrillArguments:
         metavar="N",
         least=0,
     )
+    replay_update_bytes: int = argument(
+        0,
+        "In steps that are looked at, so many bytes of what one rank alone has are updated again. "
+        "0: none.",
+        panel=JOB,
+        metavar="BYTES",
+        least=0,
+    )
     nodes: int = argument(
         1, "Nodes, all of them on this machine.", panel=PLACE, metavar="N", least=1
     )
@@ -199,6 +207,7 @@ def build_drill(arguments: DrillArguments, faults: tuple[Fault, ...], work: Path
         on_difference=arguments.on_difference,
         digest_every_steps=arguments.digest_every_steps,
         buddy_every_steps=arguments.buddy_every_steps,
+        replay_update_bytes=arguments.replay_update_bytes,
     )
 
 

@@ -523,7 +523,8 @@ WARNINGS = (
     warning(
         "KS5322",
         "not-repeatable",
-        means="Gradients differ when they are computed again, so nobody's are compared.",
+        means="What is computed again comes to other bits, so nobody is accused by bits alone: the "
+        "message says what is compared all the same, and how far apart it may be.",
         do="Deterministic algorithms, where you want the comparison.",
         read="detection.md#wrong-numbers-that-nobody-reports",
     ),

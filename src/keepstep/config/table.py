@@ -391,6 +391,27 @@ class Options(Generic[Unset, Directory]):
         example=1,
         metavar="STEPS",
     )
+    calibrate_runs: int | Unset = option(
+        default=0,
+        check=Check("a whole number of runs, 0 to 64", lambda value: 0 <= value <= 64),
+        topic=Topic.FAILURES,
+        help="With wrong_numbers: run an early step in which nothing is wrong so many times again, "
+        "and tell whether it comes to the same bits; where it does not, verdicts allow for what "
+        "such runs differ by. The loop's body runs more often then. 0: not.",
+        example=3,
+        metavar="RUNS",
+    )
+    replay_update_bytes: int | Unset = option(
+        default=0,
+        check=Check("a number of bytes, 0 or more", lambda value: value >= 0),
+        topic=Topic.FAILURES,
+        help="With wrong_numbers: in each step that is looked at, make the update of so many bytes "
+        "of parameters again, of those that no other rank has, from the snapshot before it, and "
+        "compare the bits. Others come in turn. It takes some five times as much memory for a "
+        "moment. 0: none.",
+        example=1 << 20,
+        metavar="BYTES",
+    )
     canary_every_s: float | Unset = option(
         default=300.0,
         check=seconds(),

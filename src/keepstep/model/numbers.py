@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from keepstep.model.rhythm import NO_STEP
 from keepstep.model.snapshot import Stamp
@@ -22,11 +23,13 @@ class Sign(str, Enum):
     SPIKE = "loss and gradient far greater than those before"
     STATE = "a state that is not finite"
     PRODUCT = "a matrix product that does not fit its checksum"
+    UPDATE = "an update that its gradients do not give again"
 
 
+SKETCH_SUMS = 8  # of a `Sight`
 OVERFLOW = 1.8e19  # the root of the greatest float32: no optimizer can square more
 # What is finite may be right: the training says so when it comes again.
-FINITE_SIGNS = frozenset((Sign.EXPLOSION, Sign.SPIKE, Sign.PRODUCT))
+FINITE_SIGNS = frozenset((Sign.EXPLOSION, Sign.SPIKE, Sign.PRODUCT, Sign.UPDATE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +116,15 @@ class Sight:
     bad_batch, bad_weights, bad_moments, bad_gradients: where values are not finite, by name: in
         what the loaders gave, in parameters, in optimizer state, in the gradients that the update
         was to use.
+    bad_update: parameters, by name, that an update has not made what the snapshot before it and its
+        gradients make of them.
     origin: found in a run that is watched; None: there is none, or it was not watched.
     narrow: of the layer, in such a run, whose values had no place in their type; None: there was
         none.
     digest: of this rank's own gradients, bit for bit, in a run that is watched: those of before the
         first update, in which nothing is of a peer; else empty.
+    sketch: sums of the same gradients with random signs, the same in each run: two runs' are as far
+        apart as these are.
     device: where it ran; None: nobody said.
     holds: its own snapshots, to go back to.
     batches: how many batches of keepstep's loaders the step took. skips: how often this rank has
@@ -137,9 +144,11 @@ class Sight:
     bad_weights: tuple[str, ...] = ()
     bad_moments: tuple[str, ...] = ()
     bad_gradients: tuple[str, ...] = ()
+    bad_update: tuple[str, ...] = ()
     origin: Origin | None = None
     narrow: RangeCount | None = None
     digest: str = ""
+    sketch: tuple[float, ...] = ()
     device: Device | None = None
     holds: tuple[Stamp, ...] = ()
     batches: int = 0
@@ -149,7 +158,7 @@ class Sight:
     @property
     def is_origin(self) -> bool:
         """Whether this rank by itself held, or computed, what is wrong."""
-        held = self.bad_batch or self.bad_weights or self.bad_moments
+        held = self.bad_batch or self.bad_weights or self.bad_moments or self.bad_update
         return bool(held) or self.origin is not None
 
 
@@ -198,6 +207,24 @@ class StepVerdict:
     rank: int | None
     where: str
     why: str
+
+
+class UpdatePiece(NamedTuple):
+    """Elements of one of some tensors."""
+
+    tensor: int
+    begin: int
+    end: int
+
+
+class UpdateOutcome(str, Enum):
+    """What making an update again says."""
+
+    FITS = "fits"
+    LEARNS = "is one of those that others are measured by"
+    DIFFERS = "differs"
+    ERRED = "was wrong, and is right when it is made once more"
+    OFF = "says nothing: updates do not come to the same here"
 
 
 class Lasting(str, Enum):

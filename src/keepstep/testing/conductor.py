@@ -78,6 +78,7 @@ class Drill:
     on_difference: str = "rollback"
     digest_every_steps: int = 1
     buddy_every_steps: int = 0  # 0: nobody's gradient is computed twice
+    replay_update_bytes: int = 0  # 0: no update is made again
 
     @property
     def world_size(self) -> int:
@@ -348,6 +349,7 @@ class _DrillRun:
             on_difference=self.drill.on_difference,
             wrong_numbers="skip",
             digest_every_steps=self.drill.digest_every_steps,
+            replay_update_bytes=self.drill.replay_update_bytes,
         )
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("KEEPSTEP_")}
         # torchrun keeps one store over its restarts, where ranks find addresses of the dead

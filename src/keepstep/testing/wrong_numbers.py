@@ -26,19 +26,21 @@ from torch.utils.data.distributed import DistributedSampler
 
 import keepstep
 from keepstep.testing.job import digest
+from keepstep.testing.number_faults import flip
 
 FEATURES, BATCH = 12, 4
 SEALED_WITHIN_S = 60.0
-SITES = ("batch", "weight", "gradient", "moment", "reduced")
+FLIPPED_BIT = 20
+SITES = ("batch", "weight", "gradient", "moment", "reduced", "flip")
 
 
 @dataclass(frozen=True, slots=True)
 class Plant:
     """site: `batch` (a row of the data set), `weight` and `moment` (of the optimizer; in memory),
     `gradient` (a rank's own, as its device computes it), `reduced` (what one rank was given as the
-    sum). layer: of the parameter. runs: a device computes wrong in so many runs of a step, from the
-    first run of step `step` on; 0: for ever. value: what is planted; a gradient is multiplied by
-    it."""
+    sum), `flip` (a bit of a weight, in memory, in front of the update). layer: of the parameter.
+    runs: a device computes wrong in so many runs of a step, from the first run of step `step` on;
+    0: for ever. value: what is planted; a gradient is multiplied by it."""
 
     site: str
     rank: int
@@ -118,6 +120,8 @@ class Planter:
         for plant in self._due("moment", at_once=True):
             state = self._optimizer.state[self._layers[plant.layer].weight]
             state["exp_avg"][0, 1] = plant.value
+        for plant in self._due("flip", at_once=True):
+            flip(self._layers[plant.layer].weight.detach(), 1, FLIPPED_BIT)
         for plant in self._due("reduced", at_once=True):
             gradient = self._layers[plant.layer].weight.grad
             assert gradient is not None

@@ -14,7 +14,7 @@ from keepstep.core.wire.codec import Codec
 from keepstep.errors import DamageError
 from keepstep.model.bounds import MAX_PACKET_BYTES
 from keepstep.model.messages.keeper_rank import HaltWord
-from keepstep.model.numbers import Device, Origin, RangeCount, Sight, Sign
+from keepstep.model.numbers import SKETCH_SUMS, Device, Origin, RangeCount, Sight, Sign
 from keepstep.model.snapshot import Stamp
 
 NAME = st.text(max_size=NAME_CHARACTERS)
@@ -33,9 +33,11 @@ SIGHTS = st.builds(
     bad_weights=FEW,
     bad_moments=FEW,
     bad_gradients=FEW,
+    bad_update=FEW,
     origin=st.none() | st.builds(Origin, NAME, NAME, NAME),
     narrow=st.none() | st.builds(RangeCount, NAME, NAME, COUNT, COUNT, COUNT),
     digest=st.text("0123456789abcdef", max_size=64),
+    sketch=st.lists(st.floats(allow_nan=False), max_size=SKETCH_SUMS).map(tuple),
     device=st.none() | st.builds(Device, NAME, COUNT),
     holds=st.lists(st.builds(Stamp, st.integers(-1, 1 << 40), COUNT), max_size=8).map(tuple),
     batches=COUNT,

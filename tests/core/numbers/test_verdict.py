@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.core.numbers.inquiry import CountIt, Rules, RunIt, next_act
 from keepstep.core.numbers.verdict import FAR_MORE, judge, origins, unrepeated
 from keepstep.model.numbers import Culprit, Origin, RangeCount, Sight, Sign, StepRun, Way
 from keepstep.model.snapshot import Stamp
@@ -346,3 +347,26 @@ def test_what_another_rank_had_no_place_for_is_not_told(world: int, data: st.Dat
         for one in [run(world, way, bad=[rank], origin=LAYER) for way in Way]
     ]
     assert "float16" not in judge(runs).why
+
+
+def updated_wrong(world: int, rank: int, way: Way = Way.FIRST) -> StepRun:
+    found = run(world, way, bad=[rank], bad_update=("model.3.weight",), gave=1.0, gave_bad_at=None)
+    return StepRun(
+        way,
+        tuple(replace(s, signs=(Sign.UPDATE,) if s.rank == rank else ()) for s in found.seen),
+    )
+
+
+@given(worlds, st.data())
+def test_an_update_that_its_gradients_do_not_give_again(world: int, data: st.DataObject) -> None:
+    """Once: that rank's device or memory. Each time: nobody can tell, and it counts."""
+    rank = data.draw(st.integers(0, world - 1))
+    found = judge([updated_wrong(world, rank), clean(world)])
+    assert (found.culprit, found.rank, found.where) == (Culprit.HARDWARE, rank, "model.3.weight")
+    assert not found.comes_again and "snapshot before it" in found.why
+    runs = [updated_wrong(world, rank), updated_wrong(world, rank, Way.AGAIN)]
+    assert judge(runs).culprit is Culprit.UNKNOWN
+    held = tuple(replace(s, holds=(Stamp(6, 1),)) for s in runs[0].seen)
+    assert isinstance(next_act(7, [StepRun(Way.FIRST, held)], Rules()), RunIt)
+    for rules in (Rules(), Rules(may_skip=False), Rules(only_undoes=True)):
+        assert isinstance(next_act(7, runs, rules), CountIt)

@@ -20,6 +20,7 @@ from keepstep.errors import CorruptionError, DamageError, DeviceError, WrongNumb
 from keepstep.model.messages.keeper_rank import HaltOrder, HaltWord
 from keepstep.model.numbers import BatchPlace, Device, NotFinite, Sight, Sign
 from keepstep.model.snapshot import Stamp
+from keepstep.runtime.rank.calibration import STEPS_BEFORE
 from keepstep.runtime.rank.doubt import Doubt, Policy
 from keepstep.runtime.rank.halting import Halting
 from keepstep.runtime.rank.numbers_journal import NumbersJournal, OwnDevice
@@ -138,6 +139,7 @@ class Machine:
     peers: list[Machine] = field(default_factory=list)
     watched: list[int] = field(default_factory=list)
     is_wrong: bool = False
+    draws: int = 0
     bad_snapshots: set[int] = field(default_factory=set)
     can_agree: bool = True
     doubted: int | None = None
@@ -145,6 +147,7 @@ class Machine:
     withholds: bool = True  # updates with wrong gradients, of those that it looks at
     nan_from: int | None = None  # what the program puts there in that step
     puts_right_in: int | None = None  # the program replaces a bad state by itself
+    noise: float | None = None  # by which a gradient differs in each run; None: has no digest
     is_apart: bool = False  # it shares nothing with its peers, not even their number of steps
 
     def __post_init__(self) -> None:
@@ -269,9 +272,16 @@ class Machine:
         taken = int(self.takes_batches and self.given is None)
         moments = tuple(bad_in_snapshot)
         gradients = ("weight",) if self.saw_wrong else ()
+        digest, sketch = "", ()
+        if self.noise is not None:
+            self.draws += 1
+            value = 1.0 + self.noise * (1 + self.rank + self.draws % 3) / 100
+            digest, sketch = f"{value!r}", (value, -value)
         return Sight(
             *(0, 0),
             gave=1.0,
+            digest=digest,
+            sketch=sketch,
             gave_bad_at=at,
             batches=taken,
             bad_moments=moments,
@@ -922,3 +932,90 @@ def test_who_stands_down_while_something_is_wrong_says_so(way: str) -> None:
     assert [e.data["step"] for e in told_now] == ([] if is_well else [6 if way == "copy" else 8])
     if way == "may be meant":
         assert machine.not_finite is None, "it is captured again"
+
+
+# -- an early step is run again on purpose
+
+DUE = STEPS_BEFORE - 1  # all begin anew, behind step -1
+
+
+def calibrated(runs: int, noise: float | None, **ranks: Any) -> Ranks:
+    found = Ranks(calibration_runs=runs, **ranks)
+    for machine in found.machines:
+        machine.noise = noise
+    return found
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_clean_step_is_run_again_at_the_start_and_what_that_says_is_told_once(
+    world: int, every: int
+) -> None:
+    ranks = calibrated(3, 0.0, world=world, every=every).train()
+    assert ranks.states == [list(range(STEPS))] * world
+    assert all(machine.watched == [DUE] * 4 for machine in ranks.machines)
+    assert [journal.kinds for journal in ranks.journals] == [["repeats"]] + [[]] * (world - 1)
+    [told] = ranks.journals[0].of("repeats")
+    assert "the same bits" in told.why and told.data["within"] == 0.0
+
+
+def test_what_is_not_calibrated_runs_no_step_again() -> None:
+    ranks = calibrated(0, 0.0).train()
+    assert not any(machine.watched for machine in ranks.machines)
+
+
+@pytest.mark.parametrize(
+    ("runs", "noise", "culprit"),
+    [(0, 1e-3, "unknown"), (2, 1e-3, "hardware"), (2, 10.0, "unknown"), (2, 0.0, "hardware")],
+)
+def test_runs_that_differ_as_clean_ones_do_leave_no_verdict_open(
+    runs: int, noise: float, culprit: str
+) -> None:
+    """A device that is wrong for good, in a program whose steps do not repeat bit for bit."""
+    ranks = calibrated(runs, noise)
+    ranks.machines[1].errs = {7: 10**6}
+    with_errors = run_to_the_end(ranks)
+    assert {found for found, _, _ in with_errors.verdicts()} == {culprit}
+    kinds = with_errors.journals[0].kinds
+    assert kinds.count("not-repeatable") == (runs > 0 and noise > 0)
+
+
+def run_to_the_end(ranks: Ranks) -> Ranks:
+    """A rank whose device is wrong for good ends with an error of its own, and the others stop."""
+    try:
+        ranks.train()
+    except AssertionError:
+        if not any(isinstance(error, DeviceError) for error in ranks.errors):
+            raise
+    return ranks
+
+
+def test_where_no_step_can_be_taken_back_that_is_told_and_none_is() -> None:
+    ranks = calibrated(2, 0.0, entered=False).train()
+    assert ranks.states == UNDISTURBED
+    [told] = ranks.journals[0].of("repeats")
+    assert "not known" in told.why
+
+
+def test_a_step_that_is_wrong_is_no_clean_one(rank: int = 1) -> None:
+    ranks = calibrated(2, 0.0)
+    ranks.machines[rank].errs = {DUE: 1}
+    ranks.train()
+    assert ranks.states == UNDISTURBED
+    assert ranks.verdicts() == [("hardware", "transient", rank)]
+    assert "numbers are wrong" in ranks.journals[0].of("repeats")[0].why
+
+
+def test_a_training_that_ends_there_has_its_last_step_once() -> None:
+    ranks = calibrated(2, 0.0).train(DUE + 1)
+    assert ranks.states == [list(range(DUE + 1))] * 2
+
+
+def test_who_met_peers_anew_calibrates_with_them() -> None:
+    ranks = calibrated(1, 0.0).train(6)
+    for machine in ranks.machines:
+        machine.regroups += 1
+        machine.resumed_at = machine.step
+    ranks.train(STEPS)
+    assert ranks.states == UNDISTURBED
+    assert len(ranks.journals[0].of("repeats")) == 2

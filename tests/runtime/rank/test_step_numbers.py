@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from keepstep.core.numbers.updates import CALIBRATION
+from keepstep.edge.torch.numbers.update_replay import ReplayCost
 from keepstep.runtime.rank import step_numbers
 from keepstep.runtime.rank.step_numbers import NumbersOfProcess
 from tests.runtime.fakes import FakeJournal
@@ -19,6 +21,7 @@ def numbers(
     wanted: str,
     is_wanted: bool,
     journal: FakeJournal | None = None,
+    **options: int,
 ) -> NumbersOfProcess:
     settings: Any = SimpleNamespace(
         wrong_numbers=wanted,
@@ -27,7 +30,7 @@ def numbers(
         check_products=False,
         slots=None,
         store=None,
-        look_every_steps=1,
+        **{"look_every_steps": 1, "calibrate_runs": 0, "replay_update_bytes": 0, **options},
     )
     guard = SimpleNamespace(is_wanted=is_wanted, can_agree=True, drop=lambda: None)
     monkeypatch.setattr(step_numbers, "Guard", lambda *_, **__: guard)
@@ -38,7 +41,10 @@ def numbers(
         ),
         is_trying=False,
         has_bad_state=False,
+        begin=lambda step: None,
+        erred=[],
     )
+    doubt.replay_erred = lambda step, names: doubt.erred.append((step, names))
     doubt.stand_down = lambda why: not doubt.has_bad_state
     monkeypatch.setattr(step_numbers, "Doubt", lambda **_: doubt)
     nothing: Any = SimpleNamespace(pause=None, step_took=lambda _: None, known_bad=object())
@@ -93,3 +99,53 @@ def test_copies_are_looked_at_no_more_unless_one_was_bad(
     doubt.has_bad_state = has_bad_state
     found.stand_down("partial_sum()")
     assert (found._protected.known_bad is not None) == has_bad_state
+
+
+class Replay:
+    """Updates that are made again; it begins where somebody says so."""
+
+    def __init__(self) -> None:
+        self.began: list[int] = []
+        self.is_due = False
+        self.turn = -1
+        self.erred: tuple[str, ...] = ()
+        self.ends = 0
+        self.cost = ReplayCost(alone_bytes=4 << 20, updates=1, took_ns=3_000_000)
+
+    def begin(self, is_rerun: bool) -> None:
+        assert not is_rerun
+        self.began.append(self.turn)
+
+    def end(self) -> None:
+        self.ends += 1
+
+
+def test_updates_are_made_again_in_each_step_until_it_is_known_what_that_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where somebody looks, whoever looks begins it."""
+    replay, journal = Replay(), FakeJournal()
+    monkeypatch.setattr(step_numbers, "UpdateReplay", lambda *_: replay)
+    found = numbers(
+        monkeypatch, "undo", True, journal, look_every_steps=4, replay_update_bytes=1 << 20
+    )
+    for step in range(8, 12):
+        found.begin(step)
+        found.counts(step, None, True, False)
+    assert replay.began == [2, 2, 2] and replay.ends == 4 and not journal.kinds
+    updates: Any = found._updates
+    for _ in range(CALIBRATION):
+        updates.judge.heard(0.0, ())
+    found.begin(13)
+    replay.erred = ("model.0.weight",)
+    for _ in range(2):
+        found.counts(13, None, True, False)
+    assert replay.began == [2, 2, 2] and replay.turn == 3
+    [told] = journal.of("repeats")
+    assert "1.0 MiB at a time of 4.0 MiB" in told.why and "3.0 ms each" in told.why
+    doubt: Any = found._doubt
+    assert doubt.erred[0] == (13, ("model.0.weight",))
+    updates.judge.give_up("it comes each time")
+    found.counts(14, None, True, False)
+    [told] = journal.of("not-repeatable")
+    assert "each time" in told.why

@@ -39,13 +39,15 @@ class Rules:
     """may_skip: the policy, where what was wrong comes again. skips_spikes: likewise, where all of
     it is finite. can_skip: keepstep's loaders gave the step its batches, so that they can be left
     out. can_swap: every rank can run the step in another's place. only_undoes: nobody stops, and
-    what is not finite though all gradients are is the program's."""
+    what is not finite though all gradients are is the program's. within: so far apart runs of one
+    state and batch may be."""
 
     may_skip: bool = True
     skips_spikes: bool = False
     can_skip: bool = True
     can_swap: bool = False
     only_undoes: bool = False
+    within: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def next_act(step: int, runs: Sequence[StepRun], rules: Rules) -> Act:
             verdict = StepVerdict(Culprit.UNKNOWN, False, None, "", told(runs[0]))
             return NoWayBack(verdict, f"no snapshot of before step {step} is held by every rank")
         return RunIt(Way.AGAIN, f"step {step} is run again: {told(runs[0])}")
-    last, verdict = runs[-1], judge(runs)
+    last, verdict = runs[-1], judge(runs, rules.within)
     if last.is_clean and last.way is Way.AGAIN:
         return CountIt(verdict)
     ways = [run.way for run in runs]

@@ -25,7 +25,7 @@ from keepstep.model.decoding import (
     from_json,
     number_to_json,
 )
-from keepstep.model.numbers import Device, Origin, RangeCount, Sight, Sign
+from keepstep.model.numbers import SKETCH_SUMS, Device, Origin, RangeCount, Sight, Sign
 from keepstep.model.snapshot import Stamp
 
 NAMES = 4  # of each kind
@@ -45,10 +45,12 @@ def to_text(seen: Sight) -> str:
         int(seen.looked),
         None if seen.gave is None else number_to_json(seen.gave),
         seen.gave_bad_at,
-        *map(_few, (seen.bad_batch, seen.bad_weights, seen.bad_moments, seen.bad_gradients)),
+        *map(_few, (seen.bad_batch, seen.bad_weights, seen.bad_moments)),
+        *map(_few, (seen.bad_gradients, seen.bad_update)),
         None if origin is None else _few((origin.layer, origin.operation, origin.direction)),
         _range_to_plain(seen.narrow),
         seen.digest[:DIGEST_CHARACTERS],
+        [number_to_json(value) for value in seen.sketch[:SKETCH_SUMS]],
         None if seen.device is None else [*_few((seen.device.host,)), seen.device.number],
         seen.holds,
         seen.batches,
@@ -62,8 +64,8 @@ def from_text(text: str) -> Sight:
     """Raises DamageError."""
     with decoding("what a rank has seen"):
         rank, role, signs, first, looked, gave, bad_at, *rest = a_list(from_json(text))
-        *named, origin, narrow, digest, device, holds, batches, skips, means = rest
-        batch, weights, moments, gradients = map(_names, named)
+        *named, origin, narrow, digest, sketch, device, holds, batches, skips, means = rest
+        batch, weights, moments, gradients, update = map(_names, named)
         return Sight(
             rank=a_count(rank),
             role=a_count(role),
@@ -76,9 +78,11 @@ def from_text(text: str) -> Sight:
             bad_weights=weights,
             bad_moments=moments,
             bad_gradients=gradients,
+            bad_update=update,
             origin=None if origin is None else Origin(*_names(origin)),
             narrow=_range(narrow),
             digest=a_text(digest),
+            sketch=tuple(map(a_number, a_list(sketch))),
             device=None if device is None else _device(device),
             holds=tuple(map(_stamp, a_list(holds))),
             batches=a_count(batches),

@@ -13,7 +13,8 @@ outcome is the hardware's (Megatron-LM's rerun state machine tells the same thre
 on the same GPU and on another one). That holds where a step repeats bit for bit. Watched runs tell:
 ranks that saw nothing wrong in what they gave must have computed the same bits from the same state
 and batch, on whichever device. Where they have not (kernels that add in any order, a program that
-asks for its rank's number), no device is accused: UNKNOWN.
+asks for its rank's number), no device is accused: UNKNOWN. Where clean steps at the start have
+shown how far apart runs are here, only what is farther apart leaves it open.
 
 Invariant: the same runs give the same verdict on every rank.
 """
@@ -24,28 +25,31 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from keepstep.core.numbers.repeats import distance
 from keepstep.model.numbers import Culprit, Sight, Sign, StepRun, StepVerdict, Way
 
 FAR_MORE = 100.0  # times what any other rank gives
 
 
-def judge(runs: Sequence[StepRun]) -> StepVerdict:
-    """`runs`: the first one as it was, then those that were made of it, at least one."""
+def judge(runs: Sequence[StepRun], within: float = 0.0) -> StepVerdict:
+    """`runs`: the first one as it was, then those that were made of it, at least one. `within`: so
+    far apart runs of one state and batch are on clean steps (`repeats.py`); 0: bit for bit, or not
+    known."""
     runs = [_of_first_step(run) for run in runs]
-    verdict, narrow = _judge(runs), None
+    verdict, narrow = _judge(runs, within), None
     for seen in (seen for run in runs[1:] for seen in run.seen if seen.origin is not None):
         if verdict.rank in (None, seen.rank, seen.role):
             narrow = narrow or seen.narrow
     return verdict if narrow is None else replace(verdict, why=f"{verdict.why}; {narrow}")
 
 
-def _judge(runs: Sequence[StepRun]) -> StepVerdict:
+def _judge(runs: Sequence[StepRun], within: float) -> StepVerdict:
     others = runs[1:]
     last = others[-1]
     if last.is_clean and last.way is Way.AGAIN:
         passed = _passing([run for run in runs if not run.is_clean], len(others))
         is_of_runs = passed.culprit is Culprit.HARDWARE  # else it is of what was found in memory
-        return _unless_unrepeated(passed, others) if is_of_runs else passed
+        return _unless_unrepeated(passed, others, within) if is_of_runs else passed
     again = next(run for run in others if run.way is Way.AGAIN)
     held = _held(again)
     if held is not None:
@@ -53,19 +57,20 @@ def _judge(runs: Sequence[StepRun]) -> StepVerdict:
     swapped = next((run for run in others if run.way is Way.SWAPPED), None)
     if swapped is None:
         return _open(again)
-    return _unless_unrepeated(_compared(again, swapped), others)
+    return _unless_unrepeated(_compared(again, swapped), others, within)
 
 
-def unrepeated(runs: Iterable[StepRun]) -> tuple[Sight, Sight] | None:
-    """Two runs' sights of the same state and batch that differ in bits, though nothing was wrong
-    with either; None where there are none. What nobody has a digest of says nothing."""
+def unrepeated(runs: Iterable[StepRun], within: float = 0.0) -> tuple[Sight, Sight] | None:
+    """Two runs' sights of the same state and batch that differ in bits, and lie farther apart than
+    `within`, though nothing was wrong with either; None where there are none. What nobody has a
+    digest of says nothing."""
     known: dict[tuple[int, int], Sight] = {}
     for run in runs:
         wrong = origins(run)
         for seen in run.seen:
             if seen.digest and seen.rank not in wrong and _gave_right(seen):
                 before = known.setdefault((seen.first_step, seen.role), seen)
-                if before.digest != seen.digest:
+                if distance(before, seen) > within:
                     return before, seen
     return None
 
@@ -76,16 +81,19 @@ def _gave_right(seen: Sight) -> bool:
     return is_number and seen.gave_bad_at is None and not seen.is_origin
 
 
-def _unless_unrepeated(verdict: StepVerdict, others: Sequence[StepRun]) -> StepVerdict:
+def _unless_unrepeated(
+    verdict: StepVerdict, others: Sequence[StepRun], within: float
+) -> StepVerdict:
     """`verdict`: what comparing runs says. `others`: those that were made of the first."""
-    apart = None if verdict.culprit is Culprit.UNKNOWN else unrepeated(others)
+    apart = None if verdict.culprit is Culprit.UNKNOWN else unrepeated(others, within)
     if apart is None:
         return verdict
     one, other = apart
     who = {one.rank, other.rank}
     whom = _ranks(who) if len(who) > 1 else f"{_ranks(who)} twice"
+    how = "bit for bit here" if not within else f"as clean steps do, to {within:.1e}"
     why = (
-        f"the step does not repeat bit for bit here: with the state and batch of rank {one.role}, "
+        f"the step does not repeat {how}: with the state and batch of rank {one.role}, "
         f"right as far as could be seen, {whom} computed different bits, so neither a device nor "
         f"the data can be accused. Else it would be: {verdict.why}"
     )
@@ -156,6 +164,15 @@ def _passing(wrong_runs: Sequence[StepRun], runs: int) -> StepVerdict:
             else:
                 why = f"{held}; {gone}: it had come into memory by itself"
             return StepVerdict(culprit, False, _only(s.rank for s in having), where, why)
+    having = [seen for seen in first.seen if seen.bad_update]
+    if having:
+        where, holders = having[0].bad_update[0], _ranks(seen.rank for seen in having)
+        why = (
+            f"what an update of {holders} has made of {where} is not what it makes of the snapshot "
+            f"before it and the same gradients; {gone}: the device computed wrong, or its memory "
+            "changed, once"
+        )
+        return StepVerdict(Culprit.HARDWARE, False, _only(s.rank for s in having), where, why)
     in_place = [run for run in wrong_runs if run.way is not Way.SWAPPED]
     found = [(origins(run) or _differs_alone(run), run) for run in in_place]
     wrong, run = next(((ranks, run) for ranks, run in found if ranks), (frozenset(), first))
@@ -193,6 +210,7 @@ def _without_evidence(seen: Sight) -> Sight:
         bad_weights=(),
         bad_moments=(),
         bad_gradients=(),
+        bad_update=(),
         origin=None,
         narrow=None,
         digest="",

@@ -258,12 +258,13 @@ class TensorCopy:
         with self._lock:
             if self._is_settled.is_set():
                 return
-            self.moved = list(dict.fromkeys([*self.moved, *self._counted_moves()]))
+            self.moved = list(dict.fromkeys([*self.moved, *self.counted_moves()]))
             if is_last:
                 self._is_settled.set()
 
-    def _counted_moves(self) -> list[str]:
-        """Whose counters have moved by now."""
+    def counted_moves(self) -> list[str]:
+        """Whose counters have moved by now, but for what updates have overwritten that did not have
+        to wait."""
         moved: dict[str, None] = {}
         for copies, before in zip(self.state.copies, self.state.versions, strict=True):
             now = copies.versions()
@@ -286,7 +287,7 @@ class TensorCopy:
                 found.append(item.spec.name)
         if found:
             # What a counter has seen is known: it is in `moved`, or came behind the copy's end.
-            counted = set(self._counted_moves())
+            counted = set(self.counted_moves())
             self.moved += [name for name in found if name not in counted]
 
     def _lazy_pair(self, index: int) -> tuple[StateItem, Segment]:

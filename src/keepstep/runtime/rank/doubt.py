@@ -22,9 +22,8 @@ what it holds itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from keepstep.core.numbers.halt import BEFORE, BEHIND, next_halt
 from keepstep.core.numbers.inquiry import (
@@ -56,63 +55,14 @@ from keepstep.model.numbers import (
 from keepstep.model.rhythm import NO_STEP
 from keepstep.model.snapshot import Stamp
 from keepstep.ports import Journal, StepNumbers
+from keepstep.runtime.rank.calibration import Calibration
 from keepstep.runtime.rank.numbers_journal import NumbersJournal, OwnDevice
+from keepstep.runtime.rank.takes_back import TakesBack
 
 MOST_VOID = 4  # halts that come to nothing, before nobody asks for one any more
 UNHEARD_ASKS = 8  # for a halt, before this rank stands where it is
 NOWHERE = OwnDevice()
 ENOUGH_VOID = 2  # and before this rank decides by itself what the program means
-
-
-class TakesBack(Protocol):
-    """The rank, as the trainer's thread sees it."""
-
-    @property
-    def resumed_at(self) -> int:
-        """The step that all have resumed from last."""
-
-    @property
-    def not_finite(self) -> tuple[int, NotFinite] | None:
-        """The first captured state since then that was not finite, and what of it."""
-
-    def doubt(self, step: int | None) -> None:
-        """Capture nothing while that step is in doubt; None: nobody doubts any more."""
-
-    def forgive(self) -> None:
-        """What was not finite is meant: what follows is sealed again."""
-
-    @property
-    def holds(self) -> tuple[Stamp, ...]:
-        """Its own snapshots."""
-
-    @property
-    def has_lost_peer(self) -> bool:
-        """Whether a peer is lost: what all do together is worthless then."""
-
-    @property
-    def regroups(self) -> int:
-        """How often this rank has met its peers anew: some of them know of no trial."""
-
-    @property
-    def halts_at(self) -> int | None:
-        """Behind that step all are to stand; None: behind none that this rank has heard of."""
-
-    def ask_to_halt(self, step: int) -> None:
-        """Have all stand behind that step. Waits for nobody."""
-
-    def meet(self, step: int, turn: int, mine: Sight) -> tuple[Sight, ...] | str:
-        """Stand there until all do: what each has seen, in their order; or why not all stand
-        there, which then none does. Worthless when a peer is lost meanwhile."""
-
-    def take_back(self, first: int) -> None:
-        """No step from that one on counts; all vote where to resume."""
-
-    def settle(self) -> None:
-        """Wait until what is being captured is sealed, or given up."""
-
-    def stand_in(self, role: int) -> None:
-        """Load the snapshot that rank `role` has of what all have resumed from. Raises
-        KeepstepError."""
 
 
 @dataclass
@@ -134,7 +84,7 @@ class Policy:
     """may_skip, skips_spikes, only_undoes: see `Rules`. can_swap: all ranks' snapshots are within
     reach. can_go_back: a snapshot of before a step stays while the next one is made. has_more: a
     state may come from elsewhere than the ranks' own memory. look_every_steps: in other steps only
-    snapshots are looked at."""
+    snapshots are looked at. calibration_runs: see `Calibration`."""
 
     may_skip: bool = True
     skips_spikes: bool = False
@@ -143,6 +93,7 @@ class Policy:
     can_go_back: bool = True
     has_more: bool = False
     look_every_steps: int = 1
+    calibration_runs: int = 0
 
 
 class Doubt:
@@ -162,6 +113,7 @@ class Doubt:
         """number: this rank's. pause: waits for so many nanoseconds. own: what it computes on."""
         self._numbers, self._rank = numbers, rank
         self._told = NumbersJournal(journal, number, own)
+        self._calibration = Calibration(self._told, policy.calibration_runs)
         self._device = own.device
         self._number, self._world_size = number, world_size
         self._policy = policy
@@ -179,6 +131,7 @@ class Doubt:
         it was taken back once more."""
         if self._regroups != self._rank.regroups:
             self._regroups, self._trial, self._suspicion = self._rank.regroups, None, None
+            self._calibration.start_anew()
         trial = self._trial
         if trial is None or trial.is_prepared:
             return True
@@ -245,11 +198,17 @@ class Doubt:
 
     def begin(self, step: int) -> None:
         """Its body begins."""
-        is_looked_at = self._is_looked_at(step) and not self._has_given_up
-        if self._is_tried(step) or is_looked_at:
-            self._numbers.begin(is_watched=self._is_tried(step))
+        self._calibration.begins(self._rank.resumed_at)
+        is_watched = self._is_tried(step) or self._calibration.is_due(step)
+        if self._is_tried(step) or (self._is_looked_at(step) and not self._has_given_up):
+            self._numbers.begin(is_watched)
         else:
             self._numbers.drop()
+
+    def replay_erred(self, step: int, names: Sequence[str]) -> None:
+        """What this rank made again in that step was wrong, and right when it was made once more:
+        the state is as it should be."""
+        self._told.replay_erred(step, names, self._device)
 
     @property
     def is_trying(self) -> bool:
@@ -275,7 +234,7 @@ class Doubt:
 
     def _is_looked_at(self, step: int) -> bool:
         """By all ranks, or by none."""
-        return step % self._policy.look_every_steps == 0
+        return step % self._policy.look_every_steps == 0 or self._calibration.is_due(step)
 
     @property
     def _role(self) -> int:
@@ -305,7 +264,8 @@ class Doubt:
         if is_tried:
             return self._tried(step, signs, entered)
         suspicion = self._suspect(step, signs, is_last, entered)
-        if suspicion is None and self._rank.halts_at != step:
+        all_stand = self._rank.halts_at == step or self._calibration.is_due(step)
+        if suspicion is None and not all_stand:
             if is_looked_at:
                 self._numbers.accept()
             return True
@@ -369,13 +329,20 @@ class Doubt:
         if self._rank.has_lost_peer:
             return True
         if isinstance(seen, str):
+            if self._calibration.is_due(step):
+                self._calibration.failed(step, seen)
             return self._met_nobody(step, seen, is_last, means)
         run = StepRun(Way.FIRST, seen)
         if not run.is_clean:
+            if self._calibration.is_due(step):
+                self._calibration.failed(step, "its numbers are wrong")
             return self._judge(step, run, entered)
         if any(s.means for s in seen):
             self._mean(step)
         self._clear()
+        if self._calibration.is_due(step) and self._calibration.heard(step, run, is_last):
+            self._rank.take_back(step)
+            return False
         return True
 
     def _of_state(
@@ -564,6 +531,7 @@ class Doubt:
             can_skip=took_batches and bool(trial.places),
             can_swap=can_swap and min(seen.batches for seen in run.seen) > 0,
             only_undoes=policy.only_undoes,
+            within=self._calibration.within,
         )
 
     def _run_it(self, trial: Trial, act: RunIt) -> bool:

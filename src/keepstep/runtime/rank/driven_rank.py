@@ -32,7 +32,7 @@ ANSWERED_WITHIN_S = 60.0  # by the keeper, or by the one that follows it
 
 
 class DrivenRank:
-    """A rank, as its program's thread may ask it. See `doubt.TakesBack`."""
+    """A rank, as its program's thread may ask it. See `takes_back.TakesBack`."""
 
     def __init__(
         self,

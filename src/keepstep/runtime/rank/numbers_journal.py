@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from keepstep.core.numbers.inquiry import RunIt, told
+from keepstep.core.numbers.repeats import Repeats
 from keepstep.core.numbers.soft_errors import SoftError, ageing, records_of
 from keepstep.model.events import INFO, WARNING, Event
 from keepstep.model.numbers import (
@@ -67,6 +68,20 @@ class NumbersJournal:
     def counts_all_the_same(self, step: int, why: str) -> None:
         if self._tells:
             self._journal.record("wrong-numbers", why, WARNING, step=step)
+
+    def repeats(self, step: int, found: Repeats) -> None:
+        """What running a clean step again has shown."""
+        if self._tells:
+            told = {"step": step, "within": found.within}
+            if found.is_exact:
+                self._journal.record("repeats", found.why, INFO, **told)
+            else:
+                self._journal.record("not-repeatable", found.why, WARNING, **told)
+
+    def not_calibrated(self, step: int, why: str) -> None:
+        if self._tells:
+            told_why = f"whether steps repeat bit for bit here is not known: at step {step}, {why}"
+            self._journal.record("repeats", told_why, INFO, step=step)
 
     def given_up(self, step: int, why: str) -> None:
         told_why = f"numbers of step {step} are left as they are, and later ones as well: {why}"
@@ -133,7 +148,14 @@ class NumbersJournal:
         if is_device and lasting is Lasting.TRANSIENT and verdict.rank is not None:
             self._count_error(step, verdict.rank, len(runs), runs[-1].seen)
 
-    def _count_error(self, step: int, rank: int, runs: int, seen: Sequence[Sight]) -> None:
+    def replay_erred(self, step: int, names: Sequence[str], device: Device | None) -> None:
+        """An error of this rank's device that is in no state."""
+        alone = Sight(self._number, self._number, device=device)
+        self._count_error(step, self._number, 2, [alone], f" as it made {', '.join(names)} again")
+
+    def _count_error(
+        self, step: int, rank: int, runs: int, seen: Sequence[Sight], how: str = ""
+    ) -> None:
         devices = {sight.rank: sight.device for sight in seen}
         names = {number: _name(number, device) for number, device in devices.items()}
         if self._errors is None:
@@ -142,7 +164,7 @@ class NumbersJournal:
         mine, its = self._own.device, devices[rank]
         is_elsewhere = mine is not None and its is not None and its.host != mine.host
         if rank == self._number or (is_elsewhere and self._own.tells_of_others):
-            why = f"{names[rank]} computed step {step} wrong, and right after {runs} runs"
+            why = f"{names[rank]} computed step {step} wrong{how}, and right after {runs} runs"
             host = "" if its is None else its.host
             told = {"rank": rank, "runs": runs, "device": names[rank], "host": host}
             self._journal.record(SOFT_ERROR, why, WARNING, step=step, **told)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from keepstep.edge.torch.numbers.watched_run import BEHIND, WatchedRun
-from keepstep.model.numbers import RangeCount
+from keepstep.model.numbers import SKETCH_SUMS, RangeCount
 
 
 class Planted(torch.autograd.Function):
@@ -155,6 +155,27 @@ def test_the_digest_is_of_every_bit() -> None:
     assert digest(True) != digest(False)
 
 
+def test_runs_are_as_far_apart_as_their_gradients() -> None:
+    """Sums with random signs: what is moved by a thousandth lies about a thousandth apart."""
+
+    def run(factor: float) -> WatchedRun:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40))
+        state = torch.get_rng_state()
+        run = WatchedRun({"model": model})
+        given = torch.ones(2, 40)
+        given[0] *= factor
+        (model(given) ** 2).mean().backward()
+        run.end()
+        assert torch.equal(torch.get_rng_state(), state)
+        return run
+
+    one, same, near = run(1.0), run(1.0), run(1.001)
+    assert one.sketch == same.sketch and len(one.sketch) == SKETCH_SUMS
+    apart = math.dist(one.sketch, near.sketch) / math.hypot(*one.sketch)
+    assert 1e-4 < apart < 1e-2
+
+
 def digest_of(act: str, factor: float = 1.0) -> str:
     """Of two passes, of which the second one's gradients are `factor` times as large; `act`: what
     happens before the first, or between both."""
@@ -239,3 +260,24 @@ def test_a_layer_that_overflows_is_the_origin_and_its_range_is_told(dtype: torch
     run.end()
     assert run.origin is not None and run.origin.layer == "model"
     assert run.narrow is not None and run.narrow.over == 1
+
+
+@pytest.mark.parametrize(
+    ("scale", "x", "over", "under"), [(6e4, 100.0, 16, 0), (1e-6, 1.0, 0, 16), (1.0, 1.0, 0, 0)]
+)
+def test_gradients_that_their_type_has_no_place_for_are_counted(
+    scale: float, x: float, over: int, under: int
+) -> None:
+    """What arrives has one: float16 multiplies it by what came in."""
+    model = nn.Linear(4, 4, bias=False).half()
+    nn.init.constant_(model.weight, 0.5 / x)
+    run = WatchedRun({"model": model})
+    (model(torch.full((1, 4), x, dtype=torch.float16)).float() * scale).sum().backward()
+    run.end()
+    found = run.narrow
+    if over or under:
+        assert found is not None and found.layer == "the backward pass of model"
+        assert (found.values, found.over, found.under) == (16, over, under)
+        assert "the backward pass of model gave as float16" in str(found)
+    else:
+        assert found is None

@@ -41,6 +41,7 @@ from keepstep.edge.torch.numbers.finite import (
     tensors_in,
 )
 from keepstep.edge.torch.numbers.products import Products
+from keepstep.edge.torch.numbers.update_replay import UpdateReplay
 from keepstep.edge.torch.numbers.watched_run import WatchedRun
 from keepstep.edge.torch.parts import bare, parameters_of
 from keepstep.edge.torch.process_groups import gather_objects, process_group
@@ -71,7 +72,8 @@ class NormJudge(Protocol):
 class Guard:
     """Of one `protect`. `spikes`: of this training. `checks_products`: linear layers' products are
     compared with their checksums. `withholds`: updates whose gradients are not finite; else it is
-    no sign while the state stays finite: an optimizer may know what to do with them."""
+    no sign while the state stays finite: an optimizer may know what to do with them.
+    `updates`: some of them are made again."""
 
     def __init__(
         self,
@@ -81,6 +83,7 @@ class Guard:
         spikes: NormJudge,
         checks_products: bool = False,
         withholds: bool = True,
+        updates: UpdateReplay | None = None,
     ) -> None:
         self._protected = protected
         self._members = members
@@ -90,6 +93,7 @@ class Guard:
         self._run: WatchedRun | None = None
         self._checks_products, self._withholds = checks_products, withholds
         self._products: Products | None = None
+        self._updates = updates
         self._is_in_step = False
         self._signs: list[Sign] = []
         self._norms: list[float] = []  # of the updates' gradients
@@ -129,6 +133,8 @@ class Guard:
             self._run = WatchedRun(self._modules())
         if self._checks_products:
             self._products = Products(self._modules())
+        if self._updates is not None:
+            self._updates.begin(is_rerun=is_watched)
 
     def drop(self) -> None:
         """Forget what was seen, and look no more."""
@@ -140,6 +146,8 @@ class Guard:
         if self._products is not None:
             self._products.end()
             self._products = None
+        if self._updates is not None:
+            self._updates.drop()
         self._signs, self._norms, self._given, self._bad_gradients = [], [], [], []
         self._by, self._sizes, self._has_unseen = [], [], False
         self._bad_before = None
@@ -201,6 +209,8 @@ class Guard:
         if self._products is not None:
             self._products.end()
             self._signs += [Sign.PRODUCT] if self._products.wrong else []
+        if self._updates is not None and self._updates.wrong:
+            self._signs.append(Sign.UPDATE)
         # Without an update a scaler may have skipped one: it knows what it does about its loss.
         self.norm = math.hypot(*self._norms) if self._norms else None
         size = math.hypot(*self._sizes)
@@ -221,6 +231,8 @@ class Guard:
         """See `StepNumbers`."""
         if self._ended is not None:
             self._spikes.accept(*self._ended)
+        if self._updates is not None:
+            self._updates.accept()
 
     # -- evidence, once somebody thinks that something is wrong
 
@@ -251,9 +263,11 @@ class Guard:
             bad_weights=_few(weights),
             bad_moments=_few(moments),
             bad_gradients=_few(self._bad_gradients),
+            bad_update=() if self._updates is None else _few(self._updates.wrong),
             origin=origin,
             narrow=None if run is None else run.narrow,
             digest="" if run is None else run.digest,
+            sketch=() if run is None else run.sketch,
             batches=len(taken),
         )
 

@@ -8,9 +8,12 @@ The digest is of gradients of before the first update, and there is none where a
 them (a batch norm over ranks, say): ranks that have changed places add in another order, and what
 is wrong with one of them is in the sum.
 
-Of what layers give in types of few bits (half, bfloat16, float8) it is counted how much has no
-place there: values at the end of the type's range or beyond, and those below its least normal
-number.
+Beside it stand a few sums of the same gradients with random signs, which say how far apart two runs
+are that do not come to the same bits (`core/numbers/repeats.py`).
+
+Of what layers give in types of few bits (half, bfloat16, float8), and of the gradients that they
+send back and have of their parameters, it is counted how much has no place there: values at the end
+of the type's range or beyond, and those below its least normal number.
 
 How it is found: a module's inputs and outputs are looked at as they pass, and so are the gradients
 that arrive at its outputs, leave at its inputs and end in its parameters. The first whose inputs
@@ -22,6 +25,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,9 +35,11 @@ import torch
 
 from keepstep.edge.torch.numbers.finite import can_be_bad, is_narrow, norm_of, plain, tensors_in
 from keepstep.edge.torch.parts import bare
-from keepstep.model.numbers import Origin, RangeCount
+from keepstep.model.numbers import SKETCH_SUMS, Origin, RangeCount
 
 BEHIND = "behind the model"  # a loss, say
+SKETCH_AT_ONCE = 1 << 18  # values: so much memory is taken for their signs
+BACKWARD_OF = "the backward pass of "
 NOTABLE_SHARE = 0.5  # of a layer's values that are too small; a few are in any softmax
 
 
@@ -53,6 +59,7 @@ class WatchedRun:
         self._ranges: dict[str, RangeCount] = {}  # by layer, in the order in which they give
         self._is_its_own = True  # what is computed now depends on no peer
         self._norms: dict[str, float] = defaultdict(float)
+        self._sketch = torch.zeros(SKETCH_SUMS, dtype=torch.float64)
         for path, root in modules.items():
             self._watch(path, bare(root))
 
@@ -112,6 +119,11 @@ class WatchedRun:
         return hashlib.blake2b(joined.encode(), digest_size=16).hexdigest()
 
     @property
+    def sketch(self) -> tuple[float, ...]:
+        """Sums of the same gradients with random signs, the same in each run."""
+        return tuple(float(value) for value in self._sketch) if self._digests else ()
+
+    @property
     def norm(self) -> float | None:
         """Of this rank's own gradients; None when there were none."""
         return math.sqrt(math.fsum(self._norms.values())) if self._norms else None
@@ -136,15 +148,14 @@ class WatchedRun:
     def _after(self, name: str, module: Any, args: Any, output: Any) -> None:
         kind = type(module).__name__
         for _, tensor in tensors_in(output):
-            self._count_range(name, plain(tensor))
+            self._count_range(name, plain(tensor), self._inputs_finite.get(name, True))
             if self._found is None and _is_bad(tensor) and self._inputs_finite.get(name, True):
                 operation = kind if not self._suspect else f"{kind}, {self._suspect}"
                 self._found = Origin(name, operation, "forward")
             _on_gradient(tensor, partial(self._arrives, name, kind))
 
-    def _count_range(self, name: str, values: torch.Tensor) -> None:
+    def _count_range(self, name: str, values: torch.Tensor, came_in_right: bool) -> None:
         """What came in bad comes out bad, and says nothing of the range."""
-        came_in_right = self._inputs_finite.get(name, True)
         if not (is_narrow(values.dtype) and values.numel() and came_in_right):
             return
         kind, sizes = torch.finfo(values.dtype), values.float().abs()
@@ -168,11 +179,14 @@ class WatchedRun:
 
     def _leaves(self, name: str, kind: str, gradient: torch.Tensor) -> None:
         """At an input of that module."""
-        if self._found is None and _is_bad(gradient) and self._arrived.get(name, False):
+        arrived_right = self._arrived.get(name, False)
+        self._count_range(BACKWARD_OF + name, plain(gradient), arrived_right)
+        if self._found is None and _is_bad(gradient) and arrived_right:
             self._found = Origin(name, kind, "backward")
 
     def _gradient(self, name: str, parameter: str, kind: str, gradient: torch.Tensor) -> None:
         local = plain(gradient)
+        self._count_range(BACKWARD_OF + name, local, self._arrived.get(name, True))
         if can_be_bad(local):
             norm = norm_of([local])
             self._norms[parameter] += norm * norm
@@ -181,8 +195,24 @@ class WatchedRun:
         if not self._is_its_own:
             return
         host = local.cpu().contiguous()
+        self._sketch += _signed_sums(parameter, host)
         raw = ctypes.string_at(host.data_ptr(), host.nbytes) if host.numel() else b""
         self._digests[parameter].append(hashlib.blake2b(raw, digest_size=16).hexdigest())
+
+
+def _signed_sums(name: str, values: torch.Tensor) -> torch.Tensor:
+    """Sums of these values with signs that follow from the name alone. Draws from a generator of
+    its own, so that the program's draws stay the same."""
+    flat = values.flatten()
+    if not flat.is_floating_point():
+        return torch.zeros(SKETCH_SUMS, dtype=torch.float64)
+    drawn = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    found = torch.zeros(SKETCH_SUMS, dtype=torch.float64)
+    for begin in range(0, flat.numel(), SKETCH_AT_ONCE):
+        part = flat[begin : begin + SKETCH_AT_ONCE].double()
+        signs = torch.randint(0, 2, (SKETCH_SUMS, part.numel()), generator=drawn)
+        found += (2 * signs - 1).double() @ part
+    return found
 
 
 def _is_bad(tensor: torch.Tensor) -> bool:

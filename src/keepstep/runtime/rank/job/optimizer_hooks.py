@@ -41,6 +41,7 @@ class OptimizerHooks:
         updated = protected.used_gradients.updated
         self._handles = [o.register_step_pre_hook(self._before_update) for o in optimizers]
         self._handles += [o.register_step_post_hook(updated) for o in optimizers]
+        self._handles += [o.register_step_post_hook(numbers.updated) for o in optimizers]
         self._handles += [o.register_step_post_hook(measure.updated) for o in optimizers]
 
     def add(self, handles: Iterable[RemovableHandle]) -> None:
@@ -58,6 +59,6 @@ class OptimizerHooks:
         copy = self._rank.before_update()
         if copy is not None and copy.fence(optimizer):
             self._driver.call(self._rank.fenced)
-        self._numbers.before_update(optimizer, args, kwargs)
+        self._numbers.before_update(optimizer, args, kwargs, copy)
         self._rank.stalled(time.perf_counter_ns() - began_ns, is_boundary=False)
         self._measure.enter(Section.UPDATE)
