@@ -12,8 +12,8 @@ import torch
 
 from benchmarks.gpu import sharing
 from keepstep.edge.torch import capture, live_state, tree
+from keepstep.edge.torch.copy_plans import CopyPlans
 from keepstep.edge.torch.copy_stream import CopyStream, TorchOrders
-from keepstep.edge.torch.device_copy import CopyPlans
 
 CPU = torch.device("cpu")
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from keepstep.edge.torch.copy_stream import Look
 from keepstep.edge.torch.digests import DigestPiece
 
 Op = Callable[[], None]
@@ -175,6 +176,9 @@ class FakeDevice:
 
     def digest(self, piece: DigestPiece) -> None:
         self.current.order(piece.add)
+
+    def look(self, stretch: Look) -> None:
+        self.current.order(stretch.look)
 
     def _half(self, host: torch.Tensor, source: torch.Tensor, half: int) -> None:
         flat = source.detach().contiguous().view(-1).view(torch.uint8)

@@ -31,10 +31,11 @@ from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm import copy_table
 from keepstep.edge.shm.memory import SharedMemory
 from keepstep.edge.shm.slot import Slot
-from keepstep.edge.torch import capture, device_copy, page_locks, tree
+from keepstep.edge.torch import capture, copy_plans, device_copy, page_locks, tree
 from keepstep.edge.torch.capture import TensorCopy
+from keepstep.edge.torch.copy_plans import CopyPlans
 from keepstep.edge.torch.copy_stream import CopyStream
-from keepstep.edge.torch.device_copy import CopyPlans, DeviceCopy
+from keepstep.edge.torch.device_copy import DeviceCopy
 from keepstep.edge.torch.device_digests import BlockDigests
 from keepstep.edge.torch.digests import DigestPiece, digest_of, keys_of
 from keepstep.edge.torch.groups import TorchGroup
@@ -67,10 +68,10 @@ MEMORY = SmallBlocks()
 
 @pytest.fixture(autouse=True)
 def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_copy, "PIECE_BYTES", 4 * KIB)
+    monkeypatch.setattr(copy_plans, "PIECE_BYTES", 4 * KIB)
     monkeypatch.setattr(device_copy, "TURN_BYTES", 4 * KIB)
-    monkeypatch.setattr(device_copy, "BUCKET_BYTES", 4 * KIB)
-    monkeypatch.setattr(device_copy, "SMALL_BYTES", KIB)
+    monkeypatch.setattr(copy_plans, "BUCKET_BYTES", 4 * KIB)
+    monkeypatch.setattr(copy_plans, "SMALL_BYTES", KIB)
     monkeypatch.setattr(copy_table, "WINDOW_BYTES", KIB)
     monkeypatch.setattr(tree, "by_address", lambda tensor: False)  # as of a tensor on a device
     monkeypatch.setattr(capture, "begin_host_thread", lambda: None)

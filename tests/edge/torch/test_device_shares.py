@@ -24,10 +24,10 @@ from keepstep.edge.shm.memory import SharedMemory
 from keepstep.edge.shm.proven_payload import ProvenPayload
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.edge.shm.whole import whole
-from keepstep.edge.torch import capture, device_copy, device_digests, tree
+from keepstep.edge.torch import capture, copy_plans, device_copy, device_digests, tree
 from keepstep.edge.torch.capture import TensorCopy
+from keepstep.edge.torch.copy_plans import CopyPlans
 from keepstep.edge.torch.copy_stream import CopyStream
-from keepstep.edge.torch.device_copy import CopyPlans
 from keepstep.edge.torch.digests import digest_of, keys_of
 from keepstep.edge.torch.numbers.copied import KnownBad
 from keepstep.edge.torch.page_locks import PageLocks
@@ -55,7 +55,8 @@ MEMORY = SmallBlocks()
 @pytest.fixture(autouse=True)
 def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, nbytes in (("PIECE", 4), ("TURN", 8), ("BUCKET", 8), ("SMALL", 1)):
-        monkeypatch.setattr(device_copy, f"{name}_BYTES", nbytes * KIB)
+        room = device_copy if name == "TURN" else copy_plans
+        monkeypatch.setattr(room, f"{name}_BYTES", nbytes * KIB)
     monkeypatch.setattr(device_digests, "PIECE_BYTES", 8 * KIB)
     monkeypatch.setattr(copy_table, "WINDOW_BYTES", KIB)
     monkeypatch.setattr(capture, "begin_host_thread", lambda: None)

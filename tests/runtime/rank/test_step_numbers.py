@@ -19,7 +19,6 @@ WHO: Any = SimpleNamespace(world_size=2, rank=0, local_world_size=2, has_many_no
 def numbers(
     monkeypatch: pytest.MonkeyPatch,
     wanted: str,
-    is_wanted: bool,
     journal: FakeJournal | None = None,
     **options: int,
 ) -> NumbersOfProcess:
@@ -32,7 +31,7 @@ def numbers(
         store=None,
         **{"look_every_steps": 1, "calibrate_runs": 0, "replay_update_bytes": 0, **options},
     )
-    guard = SimpleNamespace(is_wanted=is_wanted, can_agree=True, drop=lambda: None)
+    guard = SimpleNamespace(can_agree=True, drop=lambda: None)
     monkeypatch.setattr(step_numbers, "Guard", lambda *_, **__: guard)
     doubt = SimpleNamespace(
         prepare=lambda step: step != 4,
@@ -51,16 +50,13 @@ def numbers(
     return NumbersOfProcess(settings, WHO, nothing, nothing, journal or FakeJournal())
 
 
-@pytest.mark.parametrize(("wanted", "is_wanted"), [("off", True), ("skip", False)])
-def test_where_nobody_looks_every_step_counts(
-    wanted: str, is_wanted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = numbers(monkeypatch, wanted, is_wanted)
+def test_where_nobody_looks_every_step_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = numbers(monkeypatch, "off")
     assert found.prepare(4) and found.counts(4, None, False, True)
 
 
 def test_a_step_in_doubt_counts_only_if_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = numbers(monkeypatch, "skip", True)
+    found = numbers(monkeypatch, "skip")
     assert found.prepare(5) and not found.prepare(4)
     assert found.counts(5, 0.5, True, False)
     assert not found.counts(6, 0.5, True, False) and not found.counts(5, 0.5, True, True)
@@ -68,7 +64,7 @@ def test_a_step_in_doubt_counts_only_if_that_says_so(monkeypatch: pytest.MonkeyP
 
 def test_who_stands_down_looks_no_more_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = FakeJournal()
-    found = numbers(monkeypatch, "undo", True, journal)
+    found = numbers(monkeypatch, "undo", journal)
     for _ in range(2):
         found.stand_down("partial_sum()")
     assert found.prepare(4) and found.counts(6, None, True, False)
@@ -80,7 +76,7 @@ def test_what_is_in_doubt_is_decided_before_anybody_stands_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A run of it in another rank's place counts for nobody: that is still to be known."""
-    found = numbers(monkeypatch, "undo", True)
+    found = numbers(monkeypatch, "undo")
     doubt: Any = found._doubt
     doubt.is_trying = True
     found.stand_down("partial_sum()")
@@ -94,7 +90,7 @@ def test_what_is_in_doubt_is_decided_before_anybody_stands_down(
 def test_copies_are_looked_at_no_more_unless_one_was_bad(
     has_bad_state: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = numbers(monkeypatch, "undo", True)
+    found = numbers(monkeypatch, "undo")
     doubt: Any = found._doubt
     doubt.has_bad_state = has_bad_state
     found.stand_down("partial_sum()")
@@ -126,9 +122,7 @@ def test_updates_are_made_again_in_each_step_until_it_is_known_what_that_says(
     """Where somebody looks, whoever looks begins it."""
     replay, journal = Replay(), FakeJournal()
     monkeypatch.setattr(step_numbers, "UpdateReplay", lambda *_: replay)
-    found = numbers(
-        monkeypatch, "undo", True, journal, look_every_steps=4, replay_update_bytes=1 << 20
-    )
+    found = numbers(monkeypatch, "undo", journal, look_every_steps=4, replay_update_bytes=1 << 20)
     for step in range(8, 12):
         found.begin(step)
         found.counts(step, None, True, False)

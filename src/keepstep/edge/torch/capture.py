@@ -32,8 +32,9 @@ import torch
 
 from keepstep.edge.shm.one_pass import copy_and_hash, make_kept
 from keepstep.edge.shm.slot import Slot
+from keepstep.edge.torch.copy_plans import CopyPlans
 from keepstep.edge.torch.copy_stream import begin_host_thread, copy_stream
-from keepstep.edge.torch.device_copy import CopyPlans, DeviceCopy
+from keepstep.edge.torch.device_copy import DeviceCopy
 from keepstep.edge.torch.device_digests import SharedBlocks
 from keepstep.edge.torch.numbers.copied import KnownBad, LookAtCopy
 from keepstep.edge.torch.operations import Operation
@@ -102,7 +103,9 @@ class TensorCopy:
         if self.plans is not None:
             nbytes = self.state.payload_bytes
             among = SharedBlocks(self.shared, self.lacking, self.slot.header().job_hash)
-            self._device = self.plans.of(self.slot, self.state.copies, nbytes, among)
+            self._device = self.plans.of(
+                self.slot, self.state.copies, nbytes, among, self.known_bad, self.turn
+            )
 
     def copy_moving(self) -> None:
         """On the trainer's thread, before the next step begins: whatever could move; and, from a
@@ -203,7 +206,11 @@ class TensorCopy:
 
     def not_finite(self) -> NotFinite:
         """Of what stands still: parameters, and some of the optimizer's state."""
-        return NotFinite() if self._look is None else self._look.not_finite()
+        if self._look is None:
+            return NotFinite()
+        if self._device is None or self.plans is None or not self._device.looks:
+            return self._look.not_finite()
+        return self._look.not_finite(self.plans.devices, self._device.suspects())
 
     def end(self) -> None:
         """Nobody is to wait for this copy any more."""

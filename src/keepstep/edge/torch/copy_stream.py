@@ -39,6 +39,14 @@ class Orders(Protocol):
 
     def digest(self, piece: DigestPiece) -> None: ...
 
+    def look(self, stretch: Look) -> None: ...
+
+
+class Look(Protocol):
+    """Something to be looked at where it is."""
+
+    def look(self) -> None: ...
+
 
 class TorchOrders:
     """See `Orders`."""
@@ -54,6 +62,10 @@ class TorchOrders:
     def digest(self, piece: DigestPiece) -> None:
         with torch.no_grad():
             piece.add()
+
+    def look(self, stretch: Look) -> None:
+        with torch.no_grad():
+            stretch.look()
 
 
 class Landing:
@@ -130,6 +142,11 @@ class CopyStream:
         """Add it to its sums."""
         with self._ordered():
             self._copies.digest(piece)
+
+    def look(self, stretch: Look) -> None:
+        """Whether it is finite."""
+        with self._ordered():
+            self._copies.look(stretch)
 
     def bring(self, tensor: torch.Tensor) -> torch.Tensor:
         """From the host: there when this returns, and nothing that the trainer has queued is waited

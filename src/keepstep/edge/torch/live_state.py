@@ -16,9 +16,9 @@ from keepstep.config import Settings
 from keepstep.edge.os.machine import proof_threads
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch import capture, predict, restore
+from keepstep.edge.torch.copy_plans import CopyPlans
 from keepstep.edge.torch.cuda_pages import CudaPages
 from keepstep.edge.torch.ddp_buckets import FEWEST_RANKS, Buckets
-from keepstep.edge.torch.device_copy import CopyPlans
 from keepstep.edge.torch.numbers.copied import KnownBad
 from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.edge.torch.parts import parameters_of

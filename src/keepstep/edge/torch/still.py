@@ -12,7 +12,7 @@ from collections.abc import Set
 
 import torch
 
-from keepstep.edge.torch.device_copy import is_flat
+from keepstep.edge.torch.copy_plans import is_flat
 from keepstep.edge.torch.plan import CopyOrder
 from keepstep.edge.torch.state import State
 from keepstep.edge.torch.tree import StateItem

@@ -112,10 +112,6 @@ class NumbersOfProcess:
         )
         if settings.wrong_numbers == "off":
             return
-        if not guard.is_wanted:
-            if only_undoes:
-                protected.known_bad = None
-            return
         self._guard = guard
         self._doubt = Doubt(
             numbers=guard,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -61,18 +61,21 @@ class CopiedSpan:
 @dataclass(frozen=True, slots=True)
 class CopyLook:
     """What of a copy is looked at. `pairs` in the order of their places; `spans` of those that
-    have an address, `late` of those that go through torch, behind the others."""
+    have an address, `late` of those that go through torch, behind the others, by devices."""
 
     pairs: Sequence[Pair] = ()
     spans: Sequence[CopiedSpan] = ()
-    late: Sequence[CopiedSpan] = ()
+    late: Mapping[torch.device, Sequence[CopiedSpan]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pairs: Sequence[Pair]) -> CopyLook:
         return cls(
             pairs=pairs,
             spans=_spans([p for p in pairs if p[0].address is not None]),
-            late=_spans([p for p in pairs if p[0].address is None]),
+            late={
+                device: _spans([p for p in pairs if p[0].address is None and is_on(p, device)])
+                for device in {item.local.device for item, _ in pairs if item.address is None}
+            },
         )
 
     def without(self, lacking: Collection[int], block_bytes: int) -> CopyLook:
@@ -80,7 +83,10 @@ class CopyLook:
         return CopyLook(
             pairs=self.pairs,
             spans=[kept for span in self.spans for kept in span.kept(lacking, block_bytes)],
-            late=[kept for span in self.late for kept in span.kept(lacking, block_bytes)],
+            late={
+                device: [kept for span in spans for kept in span.kept(lacking, block_bytes)]
+                for device, spans in self.late.items()
+            },
         )
 
     def before(self, other: CopyLook) -> CopyLook:
@@ -90,8 +96,15 @@ class CopyLook:
         return CopyLook(
             pairs=[*self.pairs, *other.pairs],
             spans=[*self.spans, *other.spans],
-            late=[*self.late, *other.late],
+            late={
+                device: [*self.late.get(device, ()), *other.late.get(device, ())]
+                for device in {**self.late, **other.late}
+            },
         )
+
+
+def is_on(pair: Pair, device: torch.device) -> bool:
+    return pair[0].local.device == device
 
 
 class KnownBad:
@@ -135,11 +148,15 @@ class KnownBad:
             self._kept[turn % TURNS] = known
         return known[2]
 
+    def is_state(self, name: str) -> bool:
+        """Whether a tensor of that name is an optimizer's."""
+        return name.startswith(self._states)
+
     def _due(self, copy: CopyOrder, turn: int) -> list[Pair]:
         pairs = [pair for pair in copy.lazy.pairs if pair[0].local.dtype.is_floating_point]
         due, states = [], 0
         for pair in sorted(pairs, key=lambda pair: pair[1].offset):
-            is_state = pair[0].spec.name.startswith(self._states)
+            is_state = self.is_state(pair[0].spec.name)
             if not is_state or states % TURNS == turn:
                 due.append(pair)
             states += is_state
@@ -155,7 +172,7 @@ class KnownBad:
     def new_in(self, kinds: Mapping[str, bool]) -> NotFinite:
         """What of it was not so then. `kinds`: by name, whether there is NaN."""
         news = self._known.news(kinds)
-        is_wrong = any(has_nan or name.startswith(self._states) for name, has_nan in news.items())
+        is_wrong = any(has_nan or self.is_state(name) for name, has_nan in news.items())
         return NotFinite(tuple(news), may_be_meant=bool(news) and not is_wrong)
 
 
@@ -180,17 +197,28 @@ class LookAtCopy:
             self._next += 1
         self._upto = stop
 
-    def not_finite(self) -> NotFinite:
-        """When all of it is there."""
+    def not_finite(
+        self, looked_at: Collection[torch.device] = (), suspects: Sequence[Pair] = ()
+    ) -> NotFinite:
+        """When all of it is there. `looked_at`: devices that have looked at theirs, and of which
+        `suspects` is all that may be wrong."""
         looked = self._looked
         if looked.spans:
             self.there(looked.spans[-1].end)
-        late = [span.square(self._slot, span.begin, span.end) for span in looked.late]
+        late = [
+            span.square(self._slot, span.begin, span.end)
+            for device, spans in looked.late.items()
+            if device not in looked_at
+            for span in spans
+        ]
         squares = [*self._squares, *(square for square in late if square is not None)]
-        if all(math.isfinite(float(square)) for square in squares):
+        named = list(suspects)
+        if not all(math.isfinite(float(square)) for square in squares):
+            named += looked.pairs
+        if not named:
             return NotFinite()
-        named = ((item.spec.name, overlay(self._slot, place)) for item, place in looked.pairs)
-        return self._known.new_in(bad_kinds(named))
+        found = ((item.spec.name, overlay(self._slot, place)) for item, place in named)
+        return self._known.new_in(bad_kinds(found))
 
 
 def _spans(pairs: Sequence[Pair]) -> list[CopiedSpan]:

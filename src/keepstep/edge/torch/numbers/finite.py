@@ -28,7 +28,7 @@ def _is_float8(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize == 1 and dtype is not PACKED
 
 
-def _countable(tensor: torch.Tensor) -> torch.Tensor:
+def countable(tensor: torch.Tensor) -> torch.Tensor:
     """The same values in a type that torch can ask: of float8 it knows how to cast it, and little
     more."""
     return tensor.float() if _is_float8(tensor.dtype) else tensor
@@ -49,7 +49,7 @@ def square_of(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype in (torch.float32, torch.float64) and tensor.is_contiguous():
             values = tensor.view(-1)
             return torch.dot(values, values)
-        tensor = _countable(tensor)
+        tensor = countable(tensor)
         wider = torch.float32 if tensor.dtype in HALVES else None
         return torch.linalg.vector_norm(tensor, dtype=wider).square()
 
@@ -76,7 +76,7 @@ def _root(squares: Sequence[torch.Tensor]) -> float:
 
 def not_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether one value is not finite, asked of each."""
-    return any(not bool(torch.isfinite(_countable(t)).all()) for t in tensors if can_be_bad(t))
+    return any(not bool(torch.isfinite(countable(t)).all()) for t in tensors if can_be_bad(t))
 
 
 def can_be_bad(tensor: torch.Tensor) -> bool:
@@ -98,7 +98,7 @@ def bad_kinds(named: Named) -> dict[str, bool]:
     local = [(name, plain(t)) for name, t in pairs if can_be_bad(t) and t.numel()]
     squares = [square_of(t) for _, t in local]
     return {
-        name: bool(torch.isnan(_countable(t)).any())
+        name: bool(torch.isnan(countable(t)).any())
         for (name, t), square in zip(local, squares, strict=True)
         if not math.isfinite(float(square)) and not_finite([t])
     }

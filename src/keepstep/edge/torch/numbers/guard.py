@@ -95,6 +95,7 @@ class Guard:
         self._products: Products | None = None
         self._updates = updates
         self._is_in_step = False
+        self._is_on_device = False
         self._signs: list[Sign] = []
         self._norms: list[float] = []  # of the updates' gradients
         self._by: list[int] = []  # which optimizers' they were, by id
@@ -107,9 +108,10 @@ class Guard:
         self._ended: tuple[float | None, float | None, float, frozenset[int]] | None = None
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether looking costs next to nothing: on a device each look would be waited for."""
-        return not any(p.device.type == "cuda" for p in self._parameters())
+    def _waits_to_look(self) -> bool:
+        """Whether a device would have to be waited for at each update. Only snapshots are looked at
+        then, and runs of what is in doubt."""
+        return self._is_on_device and self._run is None
 
     @property
     def can_agree(self) -> bool:
@@ -155,6 +157,7 @@ class Guard:
     def learn(self) -> None:
         """See `StepNumbers`."""
         self._meant = KnownKinds()
+        self._is_on_device = any(p.device.type == "cuda" for p in self._parameters())
         copies = self._protected.known_bad
         if copies is None or copies.learn(self._protected.gather().items):
             self._meant = KnownKinds({**self._bad_weights(), **self._bad_moments()})
@@ -163,7 +166,8 @@ class Guard:
         """To a sum over ranks. On any thread."""
         if (run := self._run) is not None:
             run.gives()
-        self._given += [square_of(t.detach()) for t in tensors if can_be_bad(t) and t.numel()]
+        if not self._waits_to_look:
+            self._given += [square_of(t.detach()) for t in tensors if can_be_bad(t) and t.numel()]
 
     def before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """In its pre-step hook, with what its `step` was given, itself among it, when nobody copies
@@ -171,7 +175,7 @@ class Guard:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # makes gradients, later
         if self._run is not None:
             self._run.updates()
-        if not self._is_in_step or _is_skipped(optimizer):
+        if not self._is_in_step or self._waits_to_look or _is_skipped(optimizer):
             return
         if closure is not None:
             self._has_unseen = True

@@ -12,8 +12,9 @@ import torch
 
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
+from keepstep.edge.torch.copy_plans import CopyPlans
 from keepstep.edge.torch.copy_stream import CopyStream
-from keepstep.edge.torch.device_copy import Bucket, CopyPlans
+from keepstep.edge.torch.device_copy import Bucket
 from keepstep.edge.torch.plan import CopyOrder
 from keepstep.edge.torch.tree import StateItem
 from keepstep.model.layout import TensorSpec, lay_out
