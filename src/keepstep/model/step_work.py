@@ -6,8 +6,9 @@ memory, `core/detection/stragglers.py` judges.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Section(IntEnum):
@@ -94,3 +95,24 @@ def block_between(older: StepWork, newer: StepWork) -> WorkBlock:
         newer.tokens - older.tokens,
         micro_batches=newer.micro_batches - older.micro_batches,
     )
+
+
+SlowCause = Literal["compute", "data", "quota", "memory", "neighbour", "blocked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A rank has become slow. own_ns, peers_ns: of that section, a step; peers_ns is what it took
+    itself before, where there are none. excess_ns: a step, of all sections."""
+
+    rank: int
+    section: Section
+    cause: SlowCause
+    since_step: int
+    own_ns: int
+    peers_ns: int
+    excess_ns: int
+    excess_ratio: float
+    has_peers: bool
+    is_standing: bool
+    why: str

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from keepstep.core.detection.drift import LEARNT_BLOCKS, MOST_NOISE, Drift, DriftPoint
 from keepstep.core.detection.slow_now import SlowNow
-from keepstep.core.detection.stragglers import BLOCK_STEPS, Slow, SlowOver, Stragglers
+from keepstep.core.detection.stragglers import BLOCK_STEPS, SlowOver, Stragglers
 from keepstep.model.events import Event
-from keepstep.model.step_work import Section, WorkBlock
+from keepstep.model.step_work import Section, Slow, WorkBlock
 from keepstep.model.units import MS_NS
 from tests.core.slow_steps import USUAL_NS, Steps, told_of
 

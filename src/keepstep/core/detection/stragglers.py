@@ -32,7 +32,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
-from typing import Literal
 
 from keepstep.core.detection.drift import (
     KEPT_BLOCKS,
@@ -42,8 +41,9 @@ from keepstep.core.detection.drift import (
     DriftPoint,
     median,
 )
+from keepstep.core.detection.leave_one_out import OthersMedian
 from keepstep.core.detection.slow_doubts import Doubt, of_noise, standing_doubts
-from keepstep.model.step_work import JUDGED, Section, WorkBlock
+from keepstep.model.step_work import JUDGED, Section, Slow, SlowCause, WorkBlock
 from keepstep.model.units import human_ns
 
 BLOCK_STEPS = 5
@@ -58,8 +58,7 @@ LEAST_EXCESS_NS = 200_000  # a step
 OWN_SHARE = 0.3  # of the excess over its peers, that it needs more than it did itself
 OVER_BLOCKS = 8
 
-Cause = Literal["compute", "data", "quota", "memory", "neighbour", "blocked"]
-ACTIONS: dict[Cause, str] = {
+ACTIONS: dict[SlowCause, str] = {
     "compute": "compare its clocks and temperature with its peers', or leave its node for a spare",
     "data": "more loader workers, or a look at the storage it reads from",
     "quota": "raise the processor quota of its cgroup",
@@ -67,7 +66,7 @@ ACTIONS: dict[Cause, str] = {
     "neighbour": "move what else runs on its processors, or pin the rank to others",
     "blocked": "look at its stacks (py-spy): it waits for a disk, a lock or a process of its own",
 }
-MEANINGS: dict[Cause, str] = {
+MEANINGS: dict[SlowCause, str] = {
     "compute": "it uses the processor for all of it: more work than its peers, or a slower one",
     "data": "its batches come late",
     "quota": "its cgroup's quota of processor time is used up",
@@ -75,32 +74,14 @@ MEANINGS: dict[Cause, str] = {
     "neighbour": "it is ready to run while others have the processor",
     "blocked": "it neither computes nor waits for a processor or its peers",
 }
-HINDERED: tuple[Cause, ...] = ("quota", "memory", "neighbour")
+HINDERED: tuple[SlowCause, ...] = ("quota", "memory", "neighbour")
 SECTION_WORDS = {
     Section.DATA: "data",
     Section.COMPUTE: "forward and backward pass",
     Section.UPDATE: "update",
     Section.HOOK: "time in keepstep",
 }
-CUTS: dict[Cause, float] = {"quota": 0.3, "memory": 0.3, "neighbour": 0.5, "compute": 0.5}
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """A rank has become slow. own_ns, peers_ns: of that section, a step; peers_ns is what it took
-    itself before, where there are none. excess_ns: a step, of all sections."""
-
-    rank: int
-    section: Section
-    cause: Cause
-    since_step: int
-    own_ns: int
-    peers_ns: int
-    excess_ns: int
-    excess_ratio: float
-    has_peers: bool
-    is_standing: bool
-    why: str
+CUTS: dict[SlowCause, float] = {"quota": 0.3, "memory": 0.3, "neighbour": 0.5, "compute": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +101,28 @@ class _Spell:
     slow: Slow
     channel: str
     over_ratio: float
+
+
+class _Peers:
+    """What the others of each rank need, in one block. fast: whose numbers count."""
+
+    def __init__(
+        self,
+        free_ns: Mapping[int, float],
+        needs_ns: Mapping[str, Mapping[int, float]],
+        fast: frozenset[int],
+    ) -> None:
+        self._free_ns, self._needs_ns = free_ns, needs_ns
+        self.fast = fast
+        self.free = OthersMedian(free_ns, fast)
+        self.needs = {name: OthersMedian(ns, fast) for name, ns in needs_ns.items()}
+
+    def own_ns(self, name: str, rank: int) -> float:
+        return self._needs_ns[name][rank]
+
+    def all_of_them(self) -> _Peers:
+        """The slow ones, too: there are no others."""
+        return _Peers(self._free_ns, self._needs_ns, frozenset(self._free_ns))
 
 
 class Stragglers:
@@ -156,6 +159,13 @@ class Stragglers:
         one rank, here or on other nodes."""
         computes_here = Section.COMPUTE in self._judged
         found = standing_doubts(self._facts, computes_here, has_peers) if self._facts else {}
+        if noises := self.noises():
+            found["noise"] = of_noise(noises)
+        return found
+
+    def noises(self) -> dict[int, float]:
+        """Of the ranks of which nothing can be concluded, how much their steps vary."""
+        computes_here = Section.COMPUTE in self._judged
         watched = (COMPUTE, PROCESSOR) if computes_here else tuple(s.name.lower() for s in JUDGED)
         noises: dict[int, float] = {}
         known: set[int] = set()
@@ -166,10 +176,7 @@ class Stragglers:
                 noises[rank] = min(noises.get(rank, 9.0), channel.reference.noise)
             else:
                 known.add(rank)
-        unknown = {rank: noise for rank, noise in noises.items() if rank not in known}
-        if unknown:
-            found["noise"] = of_noise(unknown)
-        return found
+        return {rank: noise for rank, noise in noises.items() if rank not in known}
 
     def add(self, blocks: Mapping[int, WorkBlock], end_step: int) -> list[Slow | SlowOver]:
         """One block of each rank, all of the same steps, the last of them `end_step`. Who has
@@ -187,9 +194,12 @@ class Stragglers:
         totals = {rank: _total(block) for rank, block in blocks.items()}
         free = {rank: _all_free(block) for rank, block in blocks.items()}
         needs = self._needs(blocks)
+        peers = _Peers(free, needs, self._fast(blocks))
         found: list[Slow | SlowOver] = []
         for rank in blocks:
-            points = self._points(rank, totals, free, needs)
+            if (fast := self._fast(blocks)) != peers.fast:
+                peers = _Peers(free, needs, fast)
+            points = self._points(rank, totals, peers)
             told: Slow | SlowOver | None = None
             if rank in self._spells:
                 told = self._look_for_end(rank, points, before_step, end_step)
@@ -242,29 +252,31 @@ class Stragglers:
                 found[name + BY_TOKEN] = {r: ns * scales[r] for r, ns in found[name].items()}
         return found
 
+    def _fast(self, blocks: Mapping[int, WorkBlock]) -> frozenset[int]:
+        """Who is slow is nobody's measure, while there are others."""
+        return frozenset(rank for rank in blocks if not self._is_slow_itself(rank))
+
     def _points(
-        self,
-        rank: int,
-        totals: Mapping[int, float],
-        free: Mapping[int, float],
-        needs: Mapping[str, Mapping[int, float]],
+        self, rank: int, totals: Mapping[int, float], peers: _Peers
     ) -> dict[str, DriftPoint]:
-        """By channel. Who is slow is nobody's measure, while there are others."""
-        others = [r for r in totals if r != rank]
-        fast = [r for r in others if not self._is_slow_itself(r)]
-        peers = fast or (others if self._is_slow_itself(rank) else [])
+        """By channel."""
         total_ns = totals[rank]
         found: dict[str, DriftPoint] = {}
         if self._counts_processor:
             found[PAST] = DriftPoint(log(max(1.0, total_ns)), total_ns)
-        of_step = median([free[r] for r in peers]) if peers else 0.0
+        if not peers.fast - {rank}:
+            if rank in peers.fast or len(totals) == 1:
+                return found
+            peers = peers.all_of_them()
+        of_step = peers.free.of(rank)
         if of_step <= 0:
             return found
-        for name, by_rank in needs.items():
-            usual = median([by_rank[r] for r in peers])
+        for name, others in peers.needs.items():
+            usual = others.of(rank)
             whole = usual if name.startswith((PROCESSOR, ALL)) else of_step
             if whole > 0:
-                found[name] = DriftPoint(_beyond(by_rank[rank], usual, whole), by_rank[rank])
+                own_ns = peers.own_ns(name, rank)
+                found[name] = DriftPoint(_beyond(own_ns, usual, whole), own_ns)
         return found
 
     # -- who becomes slow
@@ -419,7 +431,7 @@ class Stragglers:
             is_standing=is_standing,
             why="",
         )
-        return _with_words(slow)
+        return with_words(slow)
 
     # -- who is no longer
 
@@ -435,17 +447,21 @@ class Stragglers:
         if len(recent) < OVER_BLOCKS or median(recent) >= spell.over_ratio:
             return None
         del self._spells[rank], self._over[rank]
-        slow = spell.slow
-        until_step = end_step - OVER_BLOCKS // 2 * (end_step - before_step)
-        why = (
-            f"rank {rank} is no longer slow: since step {until_step + 1} its "
-            f"{SECTION_WORDS[slow.section]} takes what it took before; it was slow for "
-            f"{until_step + 1 - slow.since_step} steps"
-        )
-        return SlowOver(rank, slow.since_step, until_step, why)
+        return over(spell.slow, end_step - OVER_BLOCKS // 2 * (end_step - before_step))
 
 
-def _with_words(slow: Slow) -> Slow:
+def over(slow: Slow, until_step: int) -> SlowOver:
+    """The last step in which it was slow."""
+    why = (
+        f"rank {slow.rank} is no longer slow: since step {until_step + 1} its "
+        f"{SECTION_WORDS[slow.section]} takes what it took before; it was slow for "
+        f"{until_step + 1 - slow.since_step} steps"
+    )
+    return SlowOver(slow.rank, slow.since_step, until_step, why)
+
+
+def with_words(slow: Slow) -> Slow:
+    """With the sentence that its numbers make."""
     share = f"{100 * slow.excess_ratio:.0f} % of a step"
     against = "its peers" if slow.has_peers else "before"
     since = "from the beginning" if slow.is_standing else f"since step {slow.since_step}"
@@ -464,7 +480,7 @@ def _cause(
     now: Sequence[WorkBlock],
     before: Sequence[WorkBlock],
     needs: Callable[[WorkBlock, Section], float],
-) -> Cause:
+) -> SlowCause:
     """By what has grown with it, measured as `needs` does. Whoever computes more is kept from the
     processor for longer, too, where others want it: so processor time is asked first, by its share
     of the growth. A throttled thread is ready to run: what the kernel counts for the fewer reasons
