@@ -77,7 +77,7 @@ class SlowAcross:
 
     @property
     def named(self) -> dict[int, NamedSlow]:
-        """All ranks of the job that are slow, each with its sentence; none by a word that is old."""
+        """All ranks of the job that are slow, each with its sentence; none by an old word."""
         if self._word is None or self.is_overdue:
             return {}
         return {one.slow.rank: one for one in self._word.slow}
