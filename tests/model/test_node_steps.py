@@ -19,12 +19,12 @@ from keepstep.model.node_steps import (
     slow_word_from_text,
     slow_word_to_text,
 )
-from keepstep.model.step_work import Section, Slow, WorkBlock
+from keepstep.model.step_work import Section, Slow, Timing, WorkBlock
 
 BLOCK = WorkBlock(
-    5, (1, 2, 3, 4, 5), (6, 7, 8, 9, 10), 11, (12, 13, 14, 15, 16), 17, 18, 19, 20, 21
+    5, (1, 2, 3, 4, 5), (6, 7, 8, 9, 10), 11, (12, 13, 14, 15, 16), 17, 18, 19, 20, 21, (22,) * 5
 )
-STEPS = NodeSteps(3, 7, True, {40: {2: BLOCK, 3: BLOCK}, 45: {2: BLOCK, 3: BLOCK}})
+STEPS = NodeSteps(3, 7, Timing.DEVICE, {40: {2: BLOCK, 3: BLOCK}, 45: {2: BLOCK, 3: BLOCK}})
 SLOW = Slow(3, Section.COMPUTE, "compute", 400, 60, 40, 20, 0.45, True, False, "")
 WORD = SlowWord(2, 7, 20, 440, 4, (1, 3), {2: 0.3}, (NamedSlow(SLOW, 9, 16),))
 
@@ -65,18 +65,18 @@ def _changed(text: str, **values: Any) -> str:
     [
         {"post": -1},
         {"epoch": "7"},
-        {"device": 2},
+        {"timing": 3},
         {"more": 1},
-        {"blocks": [[5, [[0, *[1] * 21]]]]},
-        {"blocks": [[5, [[0, 0, *[1] * 21]]]]},
-        {"blocks": [[5, [[0, 5, *[-1] * 21]]]]},
+        {"blocks": [[5, [[0, *[1] * 26]]]]},
+        {"blocks": [[5, [[0, 0, *[1] * 26]]]]},
+        {"blocks": [[5, [[0, 5, *[-1] * 26]]]]},
         {"blocks": [[5, []]] * (MOST_BLOCKS + 1)},
-        {"blocks": [[5, [[n, 5, *[1] * 21] for n in range(65)]]]},
+        {"blocks": [[5, [[n, 5, *[1] * 26] for n in range(65)]]]},
     ],
 )
 def test_a_node_that_says_anything_else_is_not_read(values: dict[str, Any]) -> None:
     assert node_steps_from_text(
-        _changed(node_steps_to_text(STEPS), blocks=[[5, [[0, 5, *[1] * 21]]]])
+        _changed(node_steps_to_text(STEPS), blocks=[[5, [[0, 5, *[1] * 26]]]])
     )
     with pytest.raises(ValueError):
         node_steps_from_text(_changed(node_steps_to_text(STEPS), **values))

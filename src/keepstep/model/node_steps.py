@@ -26,7 +26,7 @@ from keepstep.model.decoding import (
     counts,
     from_json,
 )
-from keepstep.model.step_work import Section, Slow, WorkBlock
+from keepstep.model.step_work import Section, Slow, Timing, WorkBlock
 
 MOST_BLOCKS = 4  # a node's newest
 MOST_RANKS = 64  # of a node
@@ -40,12 +40,12 @@ _SINGLE = ("wait_ns", "collectives", "tokens", "throttled_ns", "memory_stall_ns"
 @dataclass(frozen=True, slots=True)
 class NodeSteps:
     """Of one node. post: a number that rises, so that no text is written twice. epoch: of the life
-    whose steps these are. is_on_device: the trainers are ahead of what they compute. blocks: by the
+    whose steps these are. timing: what they say of what is computed. blocks: by the
     last step of each, by rank."""
 
     post: int
     epoch: int
-    is_on_device: bool
+    timing: Timing
     blocks: Mapping[int, Mapping[int, WorkBlock]]
 
 
@@ -82,7 +82,7 @@ def node_steps_to_text(steps: NodeSteps) -> str:
         {
             "post": steps.post,
             "epoch": steps.epoch,
-            "device": int(steps.is_on_device),
+            "timing": int(steps.timing),
             "blocks": [
                 [end, [[rank, *_numbers(b)] for rank, b in sorted(steps.blocks[end].items())]]
                 for end in newest
@@ -93,15 +93,13 @@ def node_steps_to_text(steps: NodeSteps) -> str:
 
 def node_steps_from_text(text: str) -> NodeSteps:
     """The inverse. Raises ValueError on anything else."""
-    plain = _plain(text, {"post", "epoch", "device", "blocks"})
+    plain = _plain(text, {"post", "epoch", "timing", "blocks"})
     blocks: dict[int, dict[int, WorkBlock]] = {}
     for entry in _at_most(MOST_BLOCKS, a_list(plain["blocks"])):
         end, ranks = a_list(entry)
         blocks[a_count(end)] = dict(_rank_block(one) for one in _at_most(MOST_RANKS, a_list(ranks)))
-    device = a_count(plain["device"])
-    if device > 1:
-        raise ValueError(f"expected 0 or 1 for the device, found {device}")
-    return NodeSteps(a_count(plain["post"]), a_whole_number(plain["epoch"]), bool(device), blocks)
+    timing = Timing(a_count(plain["timing"]))  # ValueError for another number
+    return NodeSteps(a_count(plain["post"]), a_whole_number(plain["epoch"]), timing, blocks)
 
 
 def slow_word_to_text(word: SlowWord) -> str:
@@ -163,18 +161,21 @@ def _at_most(most: int, entries: list[Any]) -> list[Any]:
 
 def _numbers(block: WorkBlock) -> list[int]:
     """None below 0: a clock that went back took no time."""
-    by_section = (*block.own_ns, *block.cpu_ns, *block.delay_ns)
+    by_section = (*block.own_ns, *block.cpu_ns, *block.delay_ns, *block.device_ns)
     single = (getattr(block, name) for name in _SINGLE)
     return [max(0, number) for number in (block.steps, *by_section, *single)]
 
 
 def _rank_block(entry: Any) -> tuple[int, WorkBlock]:
     rank, steps, *numbers = counts(entry)
-    if not steps or len(numbers) != 3 * SECTIONS + len(_SINGLE):
+    if not steps or len(numbers) != 4 * SECTIONS + len(_SINGLE):
         raise ValueError(f"expected a rank's block of steps, found {entry!r:.80}")
-    own, cpu, delay = (tuple(numbers[n * SECTIONS : (n + 1) * SECTIONS]) for n in range(3))
-    single = dict(zip(_SINGLE, numbers[3 * SECTIONS :], strict=True))
-    return rank, WorkBlock(steps, own_ns=own, cpu_ns=cpu, delay_ns=delay, **single)
+    by_section = [tuple(numbers[n * SECTIONS : (n + 1) * SECTIONS]) for n in range(4)]
+    own, cpu, delay, device = by_section
+    single = dict(zip(_SINGLE, numbers[4 * SECTIONS :], strict=True))
+    return rank, WorkBlock(
+        steps, own_ns=own, cpu_ns=cpu, delay_ns=delay, device_ns=device, **single
+    )
 
 
 def _slow_to_json(named: NamedSlow) -> list[Any]:

@@ -11,6 +11,15 @@ from enum import IntEnum
 from typing import Literal, NamedTuple
 
 
+class Timing(IntEnum):
+    """What a rank's time tells of what it computes. HOST: its thread computes. UNSEEN: a device
+    does, and nobody sees how long that takes it. DEVICE: a device does, and it is measured."""
+
+    HOST = 0
+    UNSEEN = 1
+    DEVICE = 2
+
+
 class Section(IntEnum):
     """Where in a step a rank is. COMPUTE: forward, backward, and whatever else the body does. HOOK:
     inside keepstep. APART: what the program has announced to be no part of a step (an evaluation, a
@@ -24,6 +33,7 @@ class Section(IntEnum):
 
 
 JUDGED = (Section.DATA, Section.COMPUTE, Section.UPDATE, Section.HOOK)
+NONE_NS = (0,) * len(Section)
 
 
 class StepWork(NamedTuple):
@@ -35,7 +45,8 @@ class StepWork(NamedTuple):
     which is a part of its own time. collectives:
     how many were entered. tokens: as the program has told of its work, 0: it has not.
     micro_batches: of those that ranks share, how many were this one's; 0: it shares none. ended_ns
-    is CLOCK_MONOTONIC.
+    is CLOCK_MONOTONIC. device_ns: by section, the device's time but for what it waited for others,
+    where that is measured.
     """
 
     step: int
@@ -48,6 +59,7 @@ class StepWork(NamedTuple):
     collectives: int
     tokens: int
     micro_batches: int = 0
+    device_ns: tuple[int, ...] = NONE_NS
 
 
 class FixedWork(NamedTuple):
@@ -81,6 +93,7 @@ class WorkBlock(NamedTuple):
     throttled_ns: int = 0
     memory_stall_ns: int = 0
     micro_batches: int = 0
+    device_ns: tuple[int, ...] = NONE_NS
 
 
 def block_between(older: StepWork, newer: StepWork) -> WorkBlock:
@@ -94,6 +107,7 @@ def block_between(older: StepWork, newer: StepWork) -> WorkBlock:
         newer.collectives - older.collectives,
         newer.tokens - older.tokens,
         micro_batches=newer.micro_batches - older.micro_batches,
+        device_ns=tuple(b - a for a, b in zip(older.device_ns, newer.device_ns, strict=True)),
     )
 
 

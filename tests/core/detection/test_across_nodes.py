@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from keepstep.core.detection.across_nodes import SILENT_NS, AcrossNodes, block_steps_across
-from keepstep.core.detection.stragglers import BLOCK_STEPS, Stragglers
+from keepstep.core.detection.stragglers import BLOCK_STEPS
 from keepstep.model.node_steps import NodeSteps
-from keepstep.model.step_work import Section, WorkBlock
+from keepstep.model.step_work import Section, Timing, WorkBlock
 from keepstep.model.units import MS_NS, S_NS
 from tests.core.slow_steps import Steps
 
@@ -22,11 +22,12 @@ class Leader:
 
     def __init__(self, nodes: int, ranks_each: int = 1) -> None:
         self.nodes, self.each = nodes, ranks_each
-        self.across = AcrossNodes(EPOCH, BLOCK_STEPS, nodes, lambda is_on_device: Stragglers())
+        self.across = AcrossNodes(EPOCH, BLOCK_STEPS, nodes)
         self.now_ns = 0
+        self.timing = Timing.HOST
 
     def tell(self, node: int, blocks: dict[int, Blocks], epoch: int = EPOCH) -> None:
-        self.across.hear(node, NodeSteps(0, epoch, False, blocks), self.now_ns)
+        self.across.hear(node, NodeSteps(0, epoch, self.timing, blocks), self.now_ns)
 
     def part(self, blocks: Blocks, node: int) -> Blocks:
         return {rank: block for rank, block in blocks.items() if rank // self.each == node}

@@ -10,7 +10,7 @@ from keepstep.core.detection.stragglers import BLOCK_STEPS
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.step_work_page import StepWorkWriter, work_path
 from keepstep.model.parts import PartHealth
-from keepstep.model.step_work import Hindrance, Section, StepWork, WorkBlock
+from keepstep.model.step_work import Hindrance, Section, StepWork, Timing, WorkBlock
 from keepstep.model.units import MS_NS
 from keepstep.runtime.agent.slow_ranks import TICK_NS, SlowRanks
 from keepstep.runtime.agent.steps_board import StepsBoard
@@ -58,7 +58,7 @@ class Node:
             lambda: self.slowed_cpu,
         )
         self.home, self.looks, self.now_ns = home, 0, 0
-        self.is_on_device = False
+        self.timing = Timing.HOST
         self.swaps: list[str] = []
         self.micro_batches = 0  # of each rank, a step
         self.pages: dict[int, StepWorkWriter] = {}
@@ -70,7 +70,7 @@ class Node:
 
     def start(self, rank: int) -> None:
         self.pages[rank] = StepWorkWriter(MEMORY, work_path(self.home, rank))
-        self.pages[rank].begin(self.is_on_device)
+        self.pages[rank].begin(self.timing)
 
     def look(self) -> None:
         self.looks += 1
@@ -124,4 +124,5 @@ def _plus(sums: StepWork, block: Any, step: int, epoch: int, micro_batches: int)
         sums.collectives + 3,
         sums.tokens + block.tokens // BLOCK_STEPS,
         sums.micro_batches + micro_batches,
+        share(sums.device_ns, block.device_ns),
     )

@@ -18,7 +18,7 @@ from keepstep.model.messages.agent_rank import RankHere, TrainingEnded
 from keepstep.model.node_steps import SlowWord, node_steps_from_text, slow_word_to_text
 from keepstep.model.restarts import AttemptWanted, Event, RanksUndead
 from keepstep.model.snapshot import Phase
-from keepstep.model.step_work import Section, StepWork
+from keepstep.model.step_work import Section, StepWork, Timing
 from keepstep.model.units import S_NS
 from keepstep.runtime.agent.enforcer import Enforcer
 from keepstep.runtime.agent.evidence_board import EvidenceBoard
@@ -197,7 +197,7 @@ def test_where_there_are_other_nodes_its_ranks_steps_are_told_there(node: Node) 
         StepWorkWriter(room.world.memory, work_path(room.options.job_dir, r)) for r in node.pids
     ]
     for page in pages:
-        page.begin(False)
+        page.begin(Timing.HOST)
     heard: list[Mapping[int, str]] = []
     for step in range(200):
         took = (step * 10**7,) * len(Section)

@@ -11,7 +11,7 @@ import pytest
 from keepstep.core.detection.stragglers import BLOCK_STEPS
 from keepstep.edge.shm.step_work_page import RECORDS, work_path
 from keepstep.model.parts import PartHealth
-from keepstep.model.step_work import FixedWork, Hindrance
+from keepstep.model.step_work import FixedWork, Hindrance, Timing, WorkBlock
 from keepstep.model.units import MS_NS
 from keepstep.runtime.agent.slow_ranks import TICK_NS, WARM_STEPS
 from keepstep.runtime.agent.step_blocks import _grown
@@ -167,7 +167,7 @@ def test_steps_of_which_nobody_has_a_record_are_doubted_once(node: Node) -> None
 
 
 def test_on_a_device_it_is_told_once_that_only_data_is_judged(node: Node) -> None:
-    node.is_on_device = True
+    node.timing = Timing.UNSEEN
     for rank in range(RANKS):
         node.start(rank)
     node.train(Steps(RANKS, 1, slow=1, factor=3.0), 400)
@@ -262,3 +262,45 @@ def test_what_fixed_work_said_of_a_spell_that_is_over_says_nothing_of_the_next(n
     assert node.journal.kinds == ["slow-rank", "slow-over", "slow-rank"]
     assert node.executor.run()
     assert node.journal.kinds[3:] == ["slow-confirmed"], "of the second spell alone"
+
+
+def on_device(run: Steps) -> Steps:
+    """Its blocks as those of devices."""
+
+    class OnDevice(Steps):
+        def blocks(self, steps: int) -> Iterator[tuple[int, dict[int, WorkBlock]]]:
+            for end, blocks in run.blocks(steps):
+                yield end, {r: b._replace(device_ns=b.own_ns) for r, b in blocks.items()}
+
+    return OnDevice(run.ranks, run.seed)
+
+
+def test_a_slow_device_is_named_and_no_fixed_work_runs_on_its_processors(node: Node) -> None:
+    node.timing = Timing.DEVICE
+    node.why_no_swap = ""
+    for rank in range(RANKS):
+        node.start(rank)
+    node.train(on_device(Steps(RANKS, 1, slow=1, factor=2.0)), 2500)
+    [told] = node.journal.events
+    assert (told.kind, told.data["rank"], told.data["cause"]) == ("slow-rank", 1, "compute")
+    assert "fixed work is not run on devices" in told.why
+    assert not node.executor.run() and node.swaps == []
+
+
+def test_ranks_that_measure_themselves_otherwise_are_not_compared(node: Node) -> None:
+    node.timing = Timing.DEVICE
+    node.start(1)
+    node.train(on_device(Steps(RANKS, 1, slow=1, factor=2.0)), 400)
+    [told] = node.journal.events
+    assert told.kind == "slow-unknown" and told.data["doubt"] == "device"
+
+
+def test_a_device_that_tells_no_more_is_unknown_while_its_rank_trains(node: Node) -> None:
+    node.train(Steps(RANKS, 1), 300)
+    for step in range(300, 400):
+        node.completed_step = step
+        node.look()
+    [told] = node.journal.events
+    assert told.kind == "slow-unknown" and told.data["doubt"] == "records"
+    node.train(Steps(RANKS, 1), 100, first=400)
+    assert node.journal.kinds == ["slow-unknown", "slow-known"]

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from math import ceil
 
 from keepstep.core.detection.drift import median
-from keepstep.core.detection.stragglers import BLOCK_STEPS, Stragglers
+from keepstep.core.detection.stragglers import BLOCK_STEPS, Stragglers, common_timing, judge_of
 from keepstep.model.node_steps import NamedSlow, NodeSteps, SlowWord
-from keepstep.model.step_work import Section, WorkBlock
+from keepstep.model.step_work import Section, Timing, WorkBlock
 from keepstep.model.units import MS_NS, S_NS
 
 SILENT_NS = 30 * S_NS
@@ -44,15 +44,15 @@ class AcrossNodes:
         epoch: int,
         block_steps: int,
         nodes: int,
-        judge_of: Callable[[bool], Stragglers],
+        judge_of: Callable[[Timing], Stragglers] = judge_of,
     ) -> None:
-        """judge_of: who judges ranks that are on a device, or are not."""
+        """judge_of: who judges ranks whose time tells that."""
         self.epoch = epoch
         self.block_steps = block_steps
         self._nodes = nodes
         self._judge_of = judge_of
         self._judge: Stragglers | None = None
-        self._on_device: set[int] = set()
+        self._timings: dict[int, Timing] = {}  # by node
         self._last: dict[int, int] = {}  # by node, the last step of its newest block
         self._owner: dict[int, int] = {}  # by rank, its node
         self._behind_ns: dict[int, int] = {}  # by node, since when others are ahead of its newest
@@ -71,8 +71,7 @@ class AcrossNodes:
                 continue
             last = end
             self._pending.setdefault(end, {})[node] = blocks
-        if steps.is_on_device:
-            self._on_device.add(node)
+        self._timings[node] = steps.timing
         if last > self._last.get(node, -1):
             self._last[node] = last
             self._behind_ns.pop(node, None)
@@ -121,7 +120,7 @@ class AcrossNodes:
 
     def _add(self, end: int, blocks: Mapping[int, WorkBlock]) -> None:
         if self._judge is None:
-            self._judge = self._judge_of(bool(self._on_device))
+            self._judge = self._judge_of(common_timing(self._timings.values()))
         for rank, block in blocks.items():
             if block.micro_batches:
                 cost_ns = block.own_ns[Section.COMPUTE] / block.micro_batches

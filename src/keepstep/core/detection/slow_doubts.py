@@ -30,9 +30,10 @@ def standing_doubts(
     found: dict[Doubt, str] = {}
     alone = f"rank {min(ranks)} is alone on its node" if len(ranks) == 1 else ""
     if not computes_here:
+        both = f", and {alone}, so that neither is" if alone else ""
         found["device"] = (
             "whether a rank computes slowly cannot be told: on a device only data loading is "
-            "judged" + (f", and {alone}, so that neither is" if alone else "")
+            f"judged where groups are not keepstep's, or not all ranks measure their device{both}"
         )
     elif alone and has_peers:
         found["alone"] = (

@@ -20,6 +20,10 @@ one counts.
 Where ranks share a step's micro-batches, who is slow has fewer: what its passes take is multiplied
 to be that of equally many.
 
+Where ranks compute on a device and that is measured, its time takes the place of the thread's: what
+the device did is then both a section's time and its processor's, in forward and backward pass and
+update; elsewhere the device stands still, for want of orders.
+
 Where ranks have no peers here, a rank is measured against its own past alone. That is told only
 where the kernel counts what hinders it: else a program that has more to do looks the same.
 
@@ -29,7 +33,7 @@ Invariant: while the reference is not learnt, or is too noisy, nobody is called 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 
@@ -43,7 +47,18 @@ from keepstep.core.detection.drift import (
 )
 from keepstep.core.detection.leave_one_out import OthersMedian
 from keepstep.core.detection.slow_doubts import Doubt, of_noise, standing_doubts
-from keepstep.model.step_work import JUDGED, Section, Slow, SlowCause, WorkBlock
+from keepstep.core.detection.work_measures import (
+    all_free_ns,
+    all_own_ns,
+    computed_ns_of,
+    free_ns_of,
+    of_device,
+    own_ns_of,
+    processor_ns,
+    scaled,
+    with_share,
+)
+from keepstep.model.step_work import JUDGED, Section, Slow, SlowCause, Timing, WorkBlock
 from keepstep.model.units import human_ns
 
 BLOCK_STEPS = 5
@@ -129,9 +144,16 @@ class Stragglers:
     """Of the ranks that one agent sees. `judged`: the sections whose time says something of the
     rank; with `counts_processor` its processor time does."""
 
-    def __init__(self, judged: Sequence[Section] = JUDGED, counts_processor: bool = True) -> None:
+    def __init__(
+        self,
+        judged: Sequence[Section] = JUDGED,
+        counts_processor: bool = True,
+        is_on_device: bool = False,
+    ) -> None:
+        """is_on_device: it is the devices' time that is judged."""
         self._judged = tuple(judged)
         self._counts_processor = counts_processor
+        self._is_on_device = is_on_device
         self._channels: dict[tuple[int, str], Drift] = {}
         self._facts: dict[int, deque[WorkBlock]] = {}
         self._spells: dict[int, _Spell] = {}
@@ -181,6 +203,8 @@ class Stragglers:
     def add(self, blocks: Mapping[int, WorkBlock], end_step: int) -> list[Slow | SlowOver]:
         """One block of each rank, all of the same steps, the last of them `end_step`. Who has
         become slow, and who is no more."""
+        if self._is_on_device:
+            blocks = {rank: of_device(block) for rank, block in blocks.items()}
         blocks = self._evened(blocks)
         steps = next(iter(blocks.values())).steps
         before_step = end_step - steps
@@ -191,8 +215,8 @@ class Stragglers:
         self._comparable += len(counts) == 1 and counts != {0}
         for rank, block in blocks.items():
             self._facts.setdefault(rank, deque(maxlen=2 * KEPT_BLOCKS)).append(block)
-        totals = {rank: _total(block) for rank, block in blocks.items()}
-        free = {rank: _all_free(block) for rank, block in blocks.items()}
+        totals = {rank: all_own_ns(block) for rank, block in blocks.items()}
+        free = {rank: all_free_ns(block) for rank, block in blocks.items()}
         needs = self._needs(blocks)
         peers = _Peers(free, needs, self._fast(blocks))
         found: list[Slow | SlowOver] = []
@@ -224,7 +248,7 @@ class Stragglers:
             return blocks
         self._micro_batches = self._micro_batches or sum(counts.values()) / len(counts)
         return {
-            rank: _with_share(block, self._micro_batches / counts[rank])
+            rank: with_share(block, self._micro_batches / counts[rank])
             for rank, block in blocks.items()
         }
 
@@ -240,12 +264,12 @@ class Stragglers:
     def _needs(self, blocks: Mapping[int, WorkBlock]) -> dict[str, dict[int, float]]:
         """By channel, what each rank needs, nanoseconds a step."""
         found = {
-            section.name.lower(): {r: _free(b, section) for r, b in blocks.items()}
+            section.name.lower(): {r: free_ns_of(b, section) for r, b in blocks.items()}
             for section in self._judged
         }
         if self._counts_processor:
-            found[PROCESSOR] = {r: _processor(b) for r, b in blocks.items()}
-            found[ALL] = {r: _total(b) for r, b in blocks.items()}
+            found[PROCESSOR] = {r: processor_ns(b) for r, b in blocks.items()}
+            found[ALL] = {r: all_own_ns(b) for r, b in blocks.items()}
         scales = self._scales(blocks)
         for name in (COMPUTE, PROCESSOR, ALL) if scales else ():
             if name in found:
@@ -347,13 +371,13 @@ class Stragglers:
         facts = self._facts[rank]
         if not name.endswith(BY_TOKEN):
             return list(facts)
-        return [_scaled(b, self._tokens * b.steps / b.tokens) for b in facts if b.tokens]
+        return [scaled(b, self._tokens * b.steps / b.tokens) for b in facts if b.tokens]
 
     def _basis(self, block: WorkBlock, name: str) -> float:
         """What the channel's ratio is a ratio of, nanoseconds a step."""
         if name.startswith(PROCESSOR):
-            return _processor(block)
-        return _all_free(block) if _is_of_section(name) else _total(block)
+            return processor_ns(block)
+        return all_free_ns(block) if _is_of_section(name) else all_own_ns(block)
 
     def _standing(self, rank: int, points: Mapping[str, DriftPoint]) -> Slow | None:
         """Slow from the beginning, where all do the same: there is no better past to compare
@@ -398,7 +422,7 @@ class Stragglers:
         is_standing: bool = False,
     ) -> Slow:
         """before: its own blocks, or its peers' where it has been slow from the beginning."""
-        needs = _free if _is_of_section(name) else _own
+        needs = free_ns_of if _is_of_section(name) else own_ns_of
         now = now[-max(VERIFIED_BLOCKS, len(now) // 2) :]  # noise lets onsets seem too early
         more = {
             section: median([needs(b, section) for b in now])
@@ -412,7 +436,7 @@ class Stragglers:
         elif plain == PROCESSOR and more[section] < LEAST_EXCESS_NS:
             section = Section.COMPUTE
         excess_ns = max(0.0, sum(more.values()))
-        cause = _cause(section, excess_ns, now, before, needs)
+        cause = _cause(section, excess_ns, now, before, needs, self._is_on_device)
         others = [r for r in self._facts if r != rank and not self._is_slow_itself(r)]
         peers = [b for r in others for b in self._comparable_facts(r, name)[-len(now) :]]
         has_peers = bool(peers) and name != PAST
@@ -480,17 +504,28 @@ def _cause(
     now: Sequence[WorkBlock],
     before: Sequence[WorkBlock],
     needs: Callable[[WorkBlock, Section], float],
+    is_on_device: bool,
 ) -> SlowCause:
     """By what has grown with it, measured as `needs` does. Whoever computes more is kept from the
     processor for longer, too, where others want it: so processor time is asked first, by its share
     of the growth. A throttled thread is ready to run: what the kernel counts for the fewer reasons
-    is asked before."""
+    is asked before. A device that stands still because its trainer is kept from the processor looks
+    as if it computed: there what keeps the thread is asked first."""
 
     def grown(of: str) -> float:
         return _mean_of(now, of) - _mean_of(before, of)
 
-    if section is not Section.DATA:
-        computed = log(_usual(now, _computed, section) / _usual(before, _computed, section))
+    delayed_ns = _mean_delay_ns(now) - _mean_delay_ns(before)
+    is_delayed = delayed_ns >= CUTS["neighbour"] * excess_ns > 0
+    is_kept = is_on_device and (
+        is_delayed
+        or grown("throttled_ns") >= CUTS["quota"] * excess_ns > 0
+        or grown("memory_stall_ns") >= CUTS["memory"] * excess_ns > 0
+    )
+    if section is not Section.DATA and not is_kept:
+        computed = log(
+            _usual(now, computed_ns_of, section) / _usual(before, computed_ns_of, section)
+        )
         took = log(_usual(now, needs, section) / _usual(before, needs, section))
         if computed >= CUTS["compute"] * took:
             return "compute"
@@ -498,8 +533,7 @@ def _cause(
         return "quota"
     if grown("memory_stall_ns") >= CUTS["memory"] * excess_ns > 0:
         return "memory"
-    delayed_ns = _mean_delay_ns(now) - _mean_delay_ns(before)
-    if needs is _own and delayed_ns >= CUTS["neighbour"] * excess_ns > 0:
+    if is_delayed and (is_on_device or needs is own_ns_of):
         return "neighbour"
     return "data" if section is Section.DATA else "blocked"
 
@@ -528,59 +562,16 @@ def _is_of_section(name: str) -> bool:
     return not name.startswith(WITH_DELAY)
 
 
-def _own(block: WorkBlock, section: Section) -> float:
-    """Nanoseconds a step."""
-    return block.own_ns[section] / block.steps
+def judge_of(timing: Timing) -> Stragglers:
+    """Of ranks whose time tells that of what they compute."""
+    if timing is Timing.UNSEEN:
+        return Stragglers((Section.DATA,), counts_processor=False)
+    return Stragglers(is_on_device=timing is Timing.DEVICE)
 
 
-def _free(block: WorkBlock, section: Section) -> float:
-    """Without what it was ready to run and did not, nanoseconds a step."""
-    own = max(block.cpu_ns[section], block.own_ns[section] - block.delay_ns[section])
-    return own / block.steps
-
-
-def _computed(block: WorkBlock, section: Section) -> float:
-    """Processor time, nanoseconds a step."""
-    return block.cpu_ns[section] / block.steps
-
-
-def _all_free(block: WorkBlock) -> float:
-    return sum(_free(block, section) for section in JUDGED)
-
-
-def _total(block: WorkBlock) -> float:
-    """All that the rank did itself, nanoseconds a step."""
-    return sum(block.own_ns[section] for section in JUDGED) / block.steps
-
-
-def _with_share(block: WorkBlock, scale: float) -> WorkBlock:
-    """Its passes as if it had so many times as many micro-batches."""
-
-    def passes(times_ns: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(
-            int(ns * scale) if section == Section.COMPUTE else ns
-            for section, ns in enumerate(times_ns)
-        )
-
-    return block._replace(
-        own_ns=passes(block.own_ns),
-        cpu_ns=passes(block.cpu_ns),
-        delay_ns=passes(block.delay_ns),
-        tokens=int(block.tokens * scale),
-    )
-
-
-def _scaled(block: WorkBlock, scale: float) -> WorkBlock:
-    return block._replace(
-        own_ns=tuple(int(ns * scale) for ns in block.own_ns),
-        cpu_ns=tuple(int(ns * scale) for ns in block.cpu_ns),
-        delay_ns=tuple(int(ns * scale) for ns in block.delay_ns),
-    )
-
-
-def _processor(block: WorkBlock) -> float:
-    """Processor time of what is judged, nanoseconds a step."""
-    return sum(block.cpu_ns[section] for section in JUDGED) / block.steps
+def common_timing(timings: Collection[Timing]) -> Timing:
+    """What ranks can be compared by: a thread's time and a device's are not alike."""
+    return next(iter(timings)) if len(set(timings)) == 1 else Timing.UNSEEN
 
 
 def _beyond(own: float, others: float, of_step: float) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from keepstep.core.detection.across_nodes import SILENT_NS, AcrossNodes, block_steps_across
-from keepstep.core.detection.stragglers import Stragglers, with_words
+from keepstep.core.detection.stragglers import with_words
 from keepstep.model.node_steps import (
     MOST_BLOCKS,
     MOST_RANKS,
@@ -29,7 +29,7 @@ from keepstep.model.node_steps import (
     slow_word_from_text,
     slow_word_to_text,
 )
-from keepstep.model.step_work import StepWork, WorkBlock
+from keepstep.model.step_work import StepWork, Timing, WorkBlock
 from keepstep.model.units import S_NS
 from keepstep.runtime.agent.step_blocks import StepBlocks
 from keepstep.runtime.agent.steps_board import StepsBoard
@@ -48,14 +48,13 @@ class SlowAcross:
         epoch: int,
         world_size: int,
         step_ns: float,
-        is_on_device: bool,
+        timing: Timing,
         blocks_of: Callable[[int], StepBlocks],
-        judge_of: Callable[[bool], Stragglers],
     ) -> None:
         """blocks_of: this node's, aligned, of so many steps."""
         self._board = board
         self._epoch = epoch
-        self._is_on_device = is_on_device
+        self._timing = timing
         self._blocks_of = blocks_of
         self._step_ns = step_ns
         self._cutter: StepBlocks | None = None
@@ -70,7 +69,7 @@ class SlowAcross:
         self.leader: AcrossNodes | None = None
         if board.node == LEADER:
             steps = block_steps_across(step_ns, world_size)
-            self.leader = AcrossNodes(epoch, steps, board.nodes, judge_of)
+            self.leader = AcrossNodes(epoch, steps, board.nodes)
             self._cutter = blocks_of(steps)
 
     # -- what is known
@@ -153,7 +152,7 @@ class SlowAcross:
         return node_steps_to_text(self._steps())
 
     def _steps(self) -> NodeSteps:
-        return NodeSteps(self._posts, self._epoch, self._is_on_device, self._mine)
+        return NodeSteps(self._posts, self._epoch, self._timing, self._mine)
 
     def _hear_word(self, text: str) -> None:
         try:

@@ -32,18 +32,18 @@ from keepstep.core.detection.slow_doubts import (
     of_records,
     of_silent_nodes,
 )
-from keepstep.core.detection.stragglers import BLOCK_STEPS, SlowOver, Stragglers, over
+from keepstep.core.detection.stragglers import BLOCK_STEPS, SlowOver, common_timing, judge_of, over
 from keepstep.edge.shm.step_work_page import StepWorkReader, work_path
 from keepstep.model.events import WARNING
 from keepstep.model.node_steps import NamedSlow
 from keepstep.model.parts import PartHealth
 from keepstep.model.step_work import (
-    JUDGED,
     FixedWork,
     Hindrance,
     Section,
     Slow,
     StepWork,
+    Timing,
     WorkBlock,
 )
 from keepstep.model.units import MS_NS, S_NS
@@ -61,21 +61,22 @@ LEAST_BLOCK_NS = 50 * MS_NS
 LEAST_BLOCK_NS_A_RANK = 20 * MS_NS
 MOST_BLOCK_STEPS = 200
 COST_BLOCKS = 5
+LATE_STEPS = 8  # by which a device may be behind its trainer
 FIXED_WORK_NS = 10 * S_NS  # then nobody knows
 
 
 class _Life:
     """Steps of one epoch, of the same ranks."""
 
-    def __init__(self, epoch: int, from_step: int, from_ns: int, is_on_device: bool) -> None:
+    def __init__(self, epoch: int, from_step: int, from_ns: int, timing: Timing) -> None:
         self.epoch = epoch
-        self.is_on_device = is_on_device
+        self.timing = timing
         self.from_step, self.from_ns = from_step, from_ns
         self.block_ns = 0  # not known yet, as is how to cut
         self.cutter: StepBlocks | None = None
         self.across: SlowAcross | None = None  # None: there are no other nodes
         self.ranks = 0
-        self.judge = _judge(is_on_device)
+        self.judge = judge_of(timing)
         self.lost_ns: dict[int, int] = {}  # by slow rank, since that was told
         self.confirmed: dict[int, ReferenceVerdict] = {}  # by slow rank, what fixed work has said
         self.costs: dict[int, deque[tuple[float, float]]] = {}  # of a micro-batch, and how many
@@ -104,6 +105,11 @@ class _Life:
         }
         total = round(sum(kept[-1][1] for kept in self.costs.values()))
         lost_ns = self.lost_ns.get(slow.rank, 0)
+        if slow.cause == "compute" and self.timing is not Timing.HOST and not why_no_swap:
+            why_no_swap = (
+                "fixed work is not run on devices, so nobody knows whether this one is slow or the "
+                "program has more to do there"
+            )
         counts = [count for _, count in self.costs.get(slow.rank, ())]
         computes = min(1.0, sum(counts) / len(counts)) if counts else 1.0
         said = self.confirmed[slow.rank].cause
@@ -160,6 +166,8 @@ class SlowRanks:
         # since when records of some rank are missing, and what was completed by then as far as told
         self._missing_since: tuple[int, int | None] | None = None
         self._doubts: dict[Doubt, str] = {}  # told, and not over
+        self._moved: dict[int, tuple[int, int, int]] = {}  # step of a rank's newest record, since
+        # when, and what was completed by then
         self._world_size = 1
         self._board: StepsBoard | None = None
         self._now_ns = 0
@@ -206,7 +214,7 @@ class SlowRanks:
         self._now_ns = now_ns
         newest = self._newest()
         missing = self._hindrance.keys() - newest.keys()
-        self._mind(missing, now_ns)
+        self._mind(newest, missing, now_ns)
         if not missing:
             self._look_at(newest)
         why, self._wants_swap = self._wants_swap, ""
@@ -231,19 +239,35 @@ class SlowRanks:
                 found[rank] = work
         return found
 
-    def _mind(self, missing: Collection[int], now_ns: int) -> None:
-        """Ranks without a record: before their first step, or nobody will ever see what they
-        do."""
+    def _mind(self, newest: Mapping[int, StepWork], missing: Collection[int], now_ns: int) -> None:
+        """Ranks without a record: before their first step, or nobody will ever see what they do.
+        And ranks that go on, and whose records do not: whose device has failed, say."""
+        step = self._completed_step()
+        stale = self._stale(newest, step, now_ns)
         if not missing:
             self._missing_since = None
-            self._is_known("records", "what all ranks of this node do in their steps is seen")
+            if stale:
+                self._doubt("records", of_records(stale, UNRECORDED_NS))
+            else:
+                self._is_known("records", "what all ranks of this node do in their steps is seen")
             return
-        step = self._completed_step()
         since_ns, then = self._missing_since or (now_ns, None)
         self._missing_since = since_ns, step if then is None else then
         trains = step is not None and then is not None and step > then
         if trains and now_ns - since_ns >= UNRECORDED_NS:
             self._doubt("records", of_records(missing, now_ns - since_ns))
+
+    def _stale(
+        self, newest: Mapping[int, StepWork], completed: int | None, now_ns: int
+    ) -> list[int]:
+        found = []
+        for rank, work in newest.items():
+            step, since_ns, then = self._moved.get(rank, (-1, 0, 0))
+            if step != work.step or completed is None:
+                self._moved[rank] = work.step, now_ns, completed or 0
+            elif completed > then + LATE_STEPS and now_ns - since_ns >= UNRECORDED_NS:
+                found.append(rank)
+        return found
 
     def _reader(self, rank: int) -> StepWorkReader | None:
         reader = self._readers.get(rank)
@@ -268,9 +292,9 @@ class SlowRanks:
         epochs = {work.epoch for work in newest.values()}
         if len(epochs) > 1:
             return  # not all have done their first step
-        is_on_device = any(self._readers[rank].is_on_device for rank in newest)
+        timing = common_timing([self._readers[rank].timing for rank in newest])
         last = max(newest.values(), key=lambda work: work.step)
-        self._life = _Life(epochs.pop(), last.step + WARM_STEPS, last.ended_ns, is_on_device)
+        self._life = _Life(epochs.pop(), last.step + WARM_STEPS, last.ended_ns, timing)
 
     def _choose_block(self, life: _Life, newest: Mapping[int, StepWork]) -> None:
         """As few steps as take long enough, now that the first ones are over."""
@@ -291,9 +315,8 @@ class SlowRanks:
                 life.epoch,
                 self._world_size,
                 step_ns,
-                life.is_on_device,
+                life.timing,
                 lambda steps: self._cutter(steps, is_aligned=True),
-                _judge,
             )
 
     def _cutter(self, block_steps: int, is_aligned: bool) -> StepBlocks:
@@ -383,7 +406,8 @@ class SlowRanks:
 
     def _tell(self, life: _Life, slow: Slow, now_step: int) -> None:
         is_here = slow.rank in life.judge.slow  # a whole node that is slow has no measure on it
-        asks = slow.cause == "compute" and len(self._pids) > 1 and is_here
+        is_computed = slow.cause == "compute" and life.timing is Timing.HOST
+        asks = is_computed and len(self._pids) > 1 and is_here
         life.confirmed[slow.rank] = ReferenceVerdict("asked" if asks else "", 0.0, "")
         found = remedy(life.facts(slow, self._why_no_swap()))
         self._journal.record(
@@ -457,9 +481,3 @@ class SlowRanks:
         told = f"rank {slow.rank} was slow since step {slow.since_step}, and is no longer judged"
         facts = {"rank": slow.rank, "since_step": slow.since_step}
         self._journal.record("slow-over", f"{told}: {why}", **facts)
-
-
-def _judge(is_on_device: bool) -> Stragglers:
-    if is_on_device:
-        return Stragglers((Section.DATA,), counts_processor=False)
-    return Stragglers(JUDGED)
