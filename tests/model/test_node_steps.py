@@ -92,6 +92,7 @@ SLOW_JSON = json.loads(slow_word_to_text(WORD))["slow"][0]
         {"judged": -2},
         {"silent": [-1]},
         {"noises": [[0, "nan"]]},
+        {"noises": [[0, 10**400]]},
         {"slow": [[{**SLOW_JSON[0], "why": "look here"}, 0, 0]]},
         {"slow": [[{**SLOW_JSON[0], "cause": "else"}, 0, 0]]},
         {"slow": [[{**SLOW_JSON[0], "rank": -1}, 0, 0]]},

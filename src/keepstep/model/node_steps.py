@@ -195,6 +195,8 @@ def _slow_from_json(entry: Any) -> NamedSlow:
 
 
 def _ratio(plain: Any) -> float:
+    if isinstance(plain, int):  # one that is no float at all, too
+        plain = a_count(plain)
     number = a_number(plain)
     if not 0 <= number <= 1e9:
         raise ValueError(f"expected a share, found {plain!r:.40}")
