@@ -21,7 +21,8 @@ PROCESS_MAINS = {
     "keepstep.runtime.keeper.open_links",
     "keepstep.runtime.keeper.process",
     "keepstep.runtime.persister.process",
-    "keepstep.runtime.rank.device_pace",  # the swarm has no device
+    "keepstep.runtime.rank.device_clock",  # the swarm has no device
+    "keepstep.runtime.rank.device_pace",
     "keepstep.runtime.rank.driven_rank",
     "keepstep.runtime.rank.driver",
     "keepstep.runtime.rank.entrance",

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from keepstep.core.detection.stragglers import BLOCK_STEPS, Slow, SlowOver, Stragglers
-from keepstep.model.step_work import Section, WorkBlock
+from keepstep.core.detection.stragglers import BLOCK_STEPS, SlowOver, Stragglers
+from keepstep.model.step_work import Section, Slow, WorkBlock
 from keepstep.model.units import MS_NS
 
 USUAL_NS = {

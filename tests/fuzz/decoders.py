@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from keepstep.coding.checksum import checksum
 from keepstep.config import from_mapping
+from keepstep.core.detection.stragglers import with_words
 from keepstep.core.economics.costs import parse_cluster_policy
 from keepstep.core.economics.retention import parse_rules
 from keepstep.core.postmortem.recorder import Recorder, RecorderDump, parse_dump
@@ -72,8 +73,18 @@ from keepstep.model.messages.agent_rank import FromProcess, ToProcess
 from keepstep.model.messages.keeper_agent import BeginMesh, FromAgent, ToAgent
 from keepstep.model.messages.keeper_rank import FromRank, ToRank
 from keepstep.model.messages.peers import KeeperMessage
+from keepstep.model.node_steps import (
+    NamedSlow,
+    NodeSteps,
+    SlowWord,
+    node_steps_from_text,
+    node_steps_to_text,
+    slow_word_from_text,
+    slow_word_to_text,
+)
 from keepstep.model.rhythm import Told
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
+from keepstep.model.step_work import Section, Slow, Timing, WorkBlock
 from keepstep.model.topology import parse_policy
 from keepstep.model.units import PAGE_BYTES
 from keepstep.model.wire import BlockComing
@@ -439,6 +450,30 @@ def of_evidence() -> Decoder:
     return Decoder([seed], lambda said: evidence_from_text(_text(said)), (ValueError,), same)
 
 
+def of_node_steps() -> Decoder:
+    """What another node tells is judged: it must be blocks that took some steps."""
+    block = WorkBlock(5, (1, 2, 3, 4, 5), (6,) * 5, 7, (8,) * 5, 9, 10)
+    seed = node_steps_to_text(NodeSteps(1, 2, Timing.HOST, {5: {0: block, 1: block}})).encode()
+
+    def same(found: NodeSteps, said: bytes) -> None:
+        assert all(one.steps > 0 for blocks in found.blocks.values() for one in blocks.values())
+        assert node_steps_from_text(node_steps_to_text(found)) == found
+
+    return Decoder([seed], lambda said: node_steps_from_text(_text(said)), (ValueError,), same)
+
+
+def of_slow_words() -> Decoder:
+    slow = Slow(3, Section.COMPUTE, "compute", 400, 60, 40, 20, 0.45, True, False, "")
+    word = SlowWord(2, 7, 20, 440, 4, (1,), {2: 0.3}, (NamedSlow(slow, 9, 16),))
+    seed = slow_word_to_text(word).encode()
+
+    def same(found: SlowWord, said: bytes) -> None:
+        assert slow_word_from_text(slow_word_to_text(found)).block_steps == found.block_steps > 0
+        assert all(with_words(one.slow).why for one in found.slow)
+
+    return Decoder([seed], lambda said: slow_word_from_text(_text(said)), (ValueError,), same)
+
+
 def of_signed_values() -> Decoder:
     seal = WordSeal("the job's secret", "j")
     seed = seal.sign("0/verdict", "a word").encode()
@@ -580,6 +615,8 @@ def all_decoders() -> dict[str, Decoder]:
         "plain state": of_pickles(Known),
         "state passed on": of_pickles(Inert),
         "evidence": of_evidence(),
+        "node steps": of_node_steps(),
+        "slow words": of_slow_words(),
         "evidence board": Decoder([b'[3, "[]"]'], lambda said: _evidence(_text(said)), ()),
         "signed values": of_signed_values(),
         "etcd's values": of_etcd_answers(),

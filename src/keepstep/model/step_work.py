@@ -6,8 +6,18 @@ memory, `core/detection/stragglers.py` judges.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+
+class Timing(IntEnum):
+    """What a rank's time tells of what it computes. HOST: its thread computes. UNSEEN: a device
+    does, and nobody sees how long that takes it. DEVICE: a device does, and it is measured."""
+
+    HOST = 0
+    UNSEEN = 1
+    DEVICE = 2
 
 
 class Section(IntEnum):
@@ -23,6 +33,7 @@ class Section(IntEnum):
 
 
 JUDGED = (Section.DATA, Section.COMPUTE, Section.UPDATE, Section.HOOK)
+NONE_NS = (0,) * len(Section)
 
 
 class StepWork(NamedTuple):
@@ -34,7 +45,8 @@ class StepWork(NamedTuple):
     which is a part of its own time. collectives:
     how many were entered. tokens: as the program has told of its work, 0: it has not.
     micro_batches: of those that ranks share, how many were this one's; 0: it shares none. ended_ns
-    is CLOCK_MONOTONIC.
+    is CLOCK_MONOTONIC. device_ns: by section, the device's time but for what it waited for others,
+    where that is measured.
     """
 
     step: int
@@ -47,6 +59,7 @@ class StepWork(NamedTuple):
     collectives: int
     tokens: int
     micro_batches: int = 0
+    device_ns: tuple[int, ...] = NONE_NS
 
 
 class FixedWork(NamedTuple):
@@ -80,6 +93,7 @@ class WorkBlock(NamedTuple):
     throttled_ns: int = 0
     memory_stall_ns: int = 0
     micro_batches: int = 0
+    device_ns: tuple[int, ...] = NONE_NS
 
 
 def block_between(older: StepWork, newer: StepWork) -> WorkBlock:
@@ -93,4 +107,26 @@ def block_between(older: StepWork, newer: StepWork) -> WorkBlock:
         newer.collectives - older.collectives,
         newer.tokens - older.tokens,
         micro_batches=newer.micro_batches - older.micro_batches,
+        device_ns=tuple(b - a for a, b in zip(older.device_ns, newer.device_ns, strict=True)),
     )
+
+
+SlowCause = Literal["compute", "data", "quota", "memory", "neighbour", "blocked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A rank has become slow. own_ns, peers_ns: of that section, a step; peers_ns is what it took
+    itself before, where there are none. excess_ns: a step, of all sections."""
+
+    rank: int
+    section: Section
+    cause: SlowCause
+    since_step: int
+    own_ns: int
+    peers_ns: int
+    excess_ns: int
+    excess_ratio: float
+    has_peers: bool
+    is_standing: bool
+    why: str

@@ -45,7 +45,7 @@ from keepstep.ports.persister import (
     CheckpointStore,
     StoredCheckpoint,
 )
-from keepstep.ports.rank import Gathered, Groups, LiveState, StateCopy, StepNumbers
+from keepstep.ports.rank import DeviceMarks, Gathered, Groups, LiveState, StateCopy, StepNumbers
 
 __all__ = [
     "KV",
@@ -59,6 +59,7 @@ __all__ = [
     "Checkpoints",
     "ChildConnection",
     "Clock",
+    "DeviceMarks",
     "Executor",
     "Gathered",
     "Groups",

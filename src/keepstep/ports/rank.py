@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from keepstep.model.device import DeviceAnswer
 from keepstep.model.layout import Layout
@@ -92,6 +92,24 @@ class StateCopy(Protocol):
 
     def end(self) -> None:
         """Nobody is to wait for this copy any more, whatever became of it."""
+
+
+class DeviceMarks(Protocol):
+    """Marks between what a thread orders on a device, and the time from one to the other. What is
+    asked never waits for the device, and raises RuntimeError when that has failed."""
+
+    def make(self) -> Any | None:
+        """Behind all that this thread has ordered on its stream; None where nothing can be marked
+        now."""
+
+    def is_over(self, mark: Any) -> bool:
+        """Whether the device has passed it."""
+
+    def between_ns(self, earlier: Any, later: Any) -> int:
+        """Both are over."""
+
+    def take_back(self, mark: Any) -> None:
+        """Nobody asks for it any more."""
 
 
 class LiveState(Protocol):

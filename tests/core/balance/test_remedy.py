@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from keepstep.core.balance.remedy import SWAP_NS, SlowFacts, remedy
-from keepstep.core.detection.stragglers import Slow
-from keepstep.model.step_work import Section
+from keepstep.model.step_work import Section, Slow
 from keepstep.model.units import MS_NS
 
 SLOW = Slow(

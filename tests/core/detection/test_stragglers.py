@@ -3,6 +3,7 @@ where nothing can be told nothing is."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepstep.core.detection.drift import LEARNT_BLOCKS, MOST_NOISE, Drift, DriftPoint
+from keepstep.core.detection.slow_doubts import Doubt
 from keepstep.core.detection.slow_now import SlowNow
-from keepstep.core.detection.stragglers import BLOCK_STEPS, Slow, SlowOver, Stragglers
+from keepstep.core.detection.stragglers import (
+    BLOCK_STEPS,
+    SlowOver,
+    Stragglers,
+    common_timing,
+    judge_of,
+)
 from keepstep.model.events import Event
-from keepstep.model.step_work import Section, WorkBlock
+from keepstep.model.step_work import Section, Slow, Timing, WorkBlock
 from keepstep.model.units import MS_NS
 from tests.core.slow_steps import USUAL_NS, Steps, told_of
 
@@ -357,3 +365,59 @@ def test_who_takes_over_a_slow_ranks_work_is_not_slow_and_that_one_is_still(tell
         told += [(end, one) for one in judge.add(blocks, end)]
     assert [(type(one), one.rank) for _, one in told] == [(Slow, 2), (SlowOver, 2)]
     assert 300 <= told[0][0] < 350 and 1000 <= told[1][0] < 1100
+
+
+def on_device(run: Steps, delay_ns: int = 0) -> Iterator[tuple[int, dict[int, WorkBlock]]]:
+    """As devices that take so long, while their trainers only order it; rank `run.slow` is kept
+    from the processor besides, where the onset has come."""
+    for end, blocks in run.blocks(900):
+        found = {}
+        for rank, block in blocks.items():
+            thread = tuple(MS_NS // 2 for _ in block.own_ns)
+            kept = delay_ns if rank == run.slow and end >= run.onset else 0
+            delay = tuple(kept if s == Section.COMPUTE else 0 for s in Section)
+            found[rank] = block._replace(
+                own_ns=thread, cpu_ns=thread, delay_ns=delay, device_ns=block.own_ns
+            )
+        yield end, found
+
+
+def told_on_device(run: Steps, delay_ns: int = 0) -> list[Slow]:
+    judge = judge_of(Timing.DEVICE)
+    told = [one for end, b in on_device(run, delay_ns) for one in judge.add(b, end)]
+    return [one for one in told if isinstance(one, Slow)]
+
+
+@pytest.mark.parametrize("section", [Section.COMPUTE, Section.UPDATE])
+def test_a_device_that_takes_longer_is_named_though_its_trainer_does_not(section: Section) -> None:
+    run = Steps(2, 1, slow=1, factor=1.5 if section is Section.COMPUTE else 6.0, section=section)
+    [slow] = told_on_device(run)
+    assert (slow.rank, slow.section, slow.cause) == (1, section, "compute")
+    assert 290 <= slow.since_step <= 310
+    assert judge_of(Timing.DEVICE).doubts() == {}
+
+
+def test_a_device_that_waits_for_its_data_is_slow_for_that() -> None:
+    [slow] = told_on_device(Steps(2, 1, slow=1, factor=20.0, section=Section.DATA))
+    assert (slow.rank, slow.section, slow.cause) == (1, Section.DATA, "data")
+
+
+def test_a_device_whose_trainer_is_kept_from_the_processor_does_not_compute() -> None:
+    [slow] = told_on_device(Steps(2, 1, slow=1, factor=1.5), delay_ns=90 * MS_NS)
+    assert (slow.rank, slow.cause) == (1, "neighbour")
+
+
+def test_devices_that_take_as_long_as_each_other_name_nobody() -> None:
+    assert told_on_device(Steps(4, 1)) == []
+
+
+def test_what_is_not_measured_alike_is_not_compared() -> None:
+    assert common_timing([Timing.DEVICE] * 2) is Timing.DEVICE
+    assert common_timing([Timing.DEVICE, Timing.HOST]) is Timing.UNSEEN
+    assert "device" in judged(judge_of(Timing.UNSEEN)) and judged(judge_of(Timing.HOST)) == {}
+
+
+def judged(judge: Stragglers) -> dict[Doubt, str]:
+    for end, blocks in Steps(2, 1).blocks(300):
+        judge.add(blocks, end)
+    return judge.doubts()

@@ -16,7 +16,7 @@ from keepstep.edge.shm.step_work_page import (
     StepWorkWriter,
     work_path,
 )
-from keepstep.model.step_work import Section, StepWork, WorkBlock, block_between
+from keepstep.model.step_work import Section, StepWork, Timing, WorkBlock, block_between
 
 COUNTS = st.integers(0, 1 << 60)
 SECTIONS = st.lists(COUNTS, min_size=len(Section), max_size=len(Section)).map(tuple)
@@ -37,22 +37,25 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def writer(path: Path) -> Iterator[StepWorkWriter]:
     made = StepWorkWriter(MEMORY, path)
-    made.begin(is_on_device=False)
+    made.begin(Timing.HOST)
     yield made
     made.close()
 
 
-@given(st.builds(StepWork, *[COUNTS] * 3, SECTIONS, SECTIONS, COUNTS, SECTIONS, *[COUNTS] * 3))
+SUMS = [SECTIONS, SECTIONS, COUNTS, SECTIONS, *[COUNTS] * 3, SECTIONS]
+
+
+@given(st.builds(StepWork, *[COUNTS] * 3, *SUMS))
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, written: StepWork
 ) -> None:
     path = tmp_path_factory.mktemp("page") / "work"
     page = StepWorkWriter(MEMORY, path)
-    page.begin(is_on_device=True)
+    page.begin(Timing.DEVICE)
     page.write(written)
     reader = StepWorkReader(MEMORY, path)
     assert reader.newest() == written == reader.at(written.step, written)
-    assert reader.is_on_device
+    assert reader.timing is Timing.DEVICE
     reader.close()
     page.close()
 
@@ -61,7 +64,7 @@ def test_older_steps_are_there_until_they_are_overwritten(
     path: Path, writer: StepWorkWriter
 ) -> None:
     reader = StepWorkReader(MEMORY, path)
-    assert reader.newest() is None and not reader.is_on_device
+    assert reader.newest() is None and reader.timing is Timing.HOST
     last = 3 * RECORDS + 17
     for step in range(5, last + 1):
         writer.write(work(step))
@@ -90,7 +93,7 @@ def test_another_life_begins_anew(path: Path, writer: StepWorkWriter) -> None:
     writer.write(work(9))
     reader = StepWorkReader(MEMORY, path)
     again = StepWorkWriter(MEMORY, path)
-    again.begin(is_on_device=False)
+    again.begin(Timing.HOST)
     assert reader.newest() is None and reader.is_there()
     again.write(work(3, 2))
     assert reader.newest() == work(3, 2)
@@ -104,7 +107,7 @@ def test_another_life_begins_anew(path: Path, writer: StepWorkWriter) -> None:
 
 def test_what_is_no_such_page_is_refused(tmp_path: Path) -> None:
     (tmp_path / "work").write_bytes(b"KEEPBEAT" + bytes(4096))
-    with pytest.raises(ValueError, match="expected a step work page of format 2"):
+    with pytest.raises(ValueError, match="expected a step work page of format 3"):
         StepWorkReader(MEMORY, tmp_path / "work")
     with pytest.raises(OSError):
         StepWorkReader(MEMORY, tmp_path / "nothing")

@@ -3,25 +3,30 @@ are to know it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import StatusPage
+from keepstep.edge.shm.step_work_page import StepWorkWriter, work_path
 from keepstep.model.diagnosis import Diagnosis, Strength
 from keepstep.model.failure import Cause
 from keepstep.model.launch import ErrorReport, RankAssignment, RankEnd
 from keepstep.model.messages.agent_rank import RankHere, TrainingEnded
+from keepstep.model.node_steps import SlowWord, node_steps_from_text, slow_word_to_text
 from keepstep.model.restarts import AttemptWanted, Event, RanksUndead
 from keepstep.model.snapshot import Phase
+from keepstep.model.step_work import Section, StepWork, Timing
 from keepstep.model.units import S_NS
 from keepstep.runtime.agent.enforcer import Enforcer
+from keepstep.runtime.agent.evidence_board import EvidenceBoard
 from keepstep.runtime.agent.monitor import Monitor
 from keepstep.runtime.agent.rank_server import RankServer
+from keepstep.runtime.agent.steps_board import StepsBoard
 from tests.runtime.agent.test_rank_server import Hearer
-from tests.runtime.fakes import AgentRoom, FakeBox
+from tests.runtime.fakes import AgentRoom, FakeBox, FakeKV, Table
 
 PLACE = RankAssignment(0, 1, 2, 2, 4, "h", 1)  # of node 1: ranks 2 and 3
 
@@ -181,3 +186,29 @@ def test_ranks_that_train_and_show_no_steps_are_told_of(node: Node) -> None:
     for page in pages:
         assert page is not None
         page.close()
+
+
+def test_where_there_are_other_nodes_its_ranks_steps_are_told_there(node: Node) -> None:
+    room = node.room
+    kv = FakeKV(room.time, Table())
+    node.enforcer.begin(PLACE, node.pids, EvidenceBoard(lambda: kv, PLACE.attempt, PLACE.nodes))
+    StepsBoard(lambda: kv, PLACE.attempt, 0, 2).say(slow_word_to_text(SlowWord(1, 1, 5)))
+    pages = [
+        StepWorkWriter(room.world.memory, work_path(room.options.job_dir, r)) for r in node.pids
+    ]
+    for page in pages:
+        page.begin(Timing.HOST)
+    heard: list[Mapping[int, str]] = []
+    for step in range(200):
+        took = (step * 10**7,) * len(Section)
+        for page in pages:
+            page.write(StepWork(step, 1, step * 10**8, took, took, 0, took, 0, 0))
+        room.time.pass_ns(10**8)
+        assert list(node.enforcer.look_at_steps()) == []
+    StepsBoard(lambda: kv, PLACE.attempt, 0, 2).gather(heard.append)
+    room.time.pass_ns()
+    told = node_steps_from_text(heard[0][1])
+    assert told.epoch == 1 and {2, 3} == set(told.blocks[max(told.blocks)])
+    for page in pages:
+        page.close()
+    node.enforcer.close()

@@ -5,114 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from keepstep.core.detection.stragglers import BLOCK_STEPS
-from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.step_work_page import RECORDS, StepWorkWriter, work_path
+from keepstep.edge.shm.step_work_page import RECORDS, work_path
 from keepstep.model.parts import PartHealth
-from keepstep.model.step_work import FixedWork, Hindrance, Section, StepWork
+from keepstep.model.step_work import FixedWork, Hindrance, Timing, WorkBlock
 from keepstep.model.units import MS_NS
-from keepstep.runtime.agent.slow_ranks import TICK_NS, WARM_STEPS, SlowRanks, _grown
+from keepstep.runtime.agent.slow_ranks import TICK_NS, WARM_STEPS
+from keepstep.runtime.agent.step_blocks import _grown
 from tests.core.slow_steps import Steps
-from tests.runtime.fakes import FakeExecutor, FakeJournal, FakeProbes
-
-RANKS = 2
-
-
-class Counted(FakeProbes):
-    """Probes that count what a test says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts = Hindrance()
-
-    def hindrance(self, pid: int) -> Any:
-        return lambda: self.counts
-
-
-class Node:
-    """Ranks that write their pages, and the agent's eye on them."""
-
-    def __init__(self, home: Path, ranks: int = RANKS, world_size: int = 0) -> None:
-        self.journal, self.probes = FakeJournal(), Counted()
-        self.why_no_swap = "the job has one node"
-        self.executor = FakeExecutor()
-        self.completed_step: int | None = None
-        self.slowed_cpu: PartHealth | None = None
-        self.slow = SlowRanks(
-            MEMORY,
-            self.probes,
-            self.executor,
-            self.journal,
-            home,
-            lambda: self.why_no_swap,
-            lambda: self.completed_step,
-            lambda: self.slowed_cpu,
-        )
-        self.home, self.looks, self.now_ns = home, 0, 0
-        self.is_on_device = False
-        self.swaps: list[str] = []
-        self.micro_batches = 0  # of each rank, a step
-        self.pages: dict[int, StepWorkWriter] = {}
-        for rank in range(ranks):
-            work_path(home, rank).parent.mkdir(parents=True)
-            self.start(rank)
-        self.slow.begin({rank: 100 + rank for rank in range(ranks)}, world_size or ranks)
-
-    def start(self, rank: int) -> None:
-        self.pages[rank] = StepWorkWriter(MEMORY, work_path(self.home, rank))
-        self.pages[rank].begin(self.is_on_device)
-
-    def look(self) -> None:
-        self.looks += 1
-        self.now_ns += TICK_NS
-        if why := self.slow.tick(self.now_ns):
-            self.swaps.append(why)
-
-    def train(self, run: Steps, steps: int, first: int = 0, epoch: int = 1, every: int = 7) -> None:
-        """One record a step, each block's work spread over its steps; a look after `every`
-        steps."""
-        sums = {rank: _zero(first - 1, epoch) for rank in self.pages}
-        for end, blocks in run.blocks(steps):
-            for step in range(end - BLOCK_STEPS + 1, end + 1):
-                for rank, page in self.pages.items():
-                    sums[rank] = _plus(
-                        sums[rank], blocks[rank], first + step, epoch, self.micro_batches
-                    )
-                    page.write(sums[rank])
-                self.completed_step = first + step
-                if step % every == every - 1:
-                    self.look()
-        self.look()
-
-    def close(self) -> None:
-        self.slow.close()
-        for page in self.pages.values():
-            page.close()
-
-
-def _zero(step: int, epoch: int) -> StepWork:
-    none = (0,) * len(Section)
-    return StepWork(step, epoch, 0, none, none, 0, none, 0, 0)
-
-
-def _plus(sums: StepWork, block: Any, step: int, epoch: int, micro_batches: int) -> StepWork:
-    share = lambda old, new: tuple(a + b // BLOCK_STEPS for a, b in zip(old, new, strict=True))  # noqa: E731
-    return StepWork(
-        step,
-        epoch,
-        sums.ended_ns + 50 * MS_NS,
-        share(sums.own_ns, block.own_ns),
-        share(sums.cpu_ns, block.cpu_ns),
-        0,
-        share(sums.delay_ns, block.delay_ns),
-        sums.collectives + 3,
-        sums.tokens + block.tokens // BLOCK_STEPS,
-        sums.micro_batches + micro_batches,
-    )
+from tests.runtime.agent.slow_node import RANKS, Node
 
 
 @pytest.fixture
@@ -263,7 +167,7 @@ def test_steps_of_which_nobody_has_a_record_are_doubted_once(node: Node) -> None
 
 
 def test_on_a_device_it_is_told_once_that_only_data_is_judged(node: Node) -> None:
-    node.is_on_device = True
+    node.timing = Timing.UNSEEN
     for rank in range(RANKS):
         node.start(rank)
     node.train(Steps(RANKS, 1, slow=1, factor=3.0), 400)
@@ -358,3 +262,45 @@ def test_what_fixed_work_said_of_a_spell_that_is_over_says_nothing_of_the_next(n
     assert node.journal.kinds == ["slow-rank", "slow-over", "slow-rank"]
     assert node.executor.run()
     assert node.journal.kinds[3:] == ["slow-confirmed"], "of the second spell alone"
+
+
+def on_device(run: Steps) -> Steps:
+    """Its blocks as those of devices."""
+
+    class OnDevice(Steps):
+        def blocks(self, steps: int) -> Iterator[tuple[int, dict[int, WorkBlock]]]:
+            for end, blocks in run.blocks(steps):
+                yield end, {r: b._replace(device_ns=b.own_ns) for r, b in blocks.items()}
+
+    return OnDevice(run.ranks, run.seed)
+
+
+def test_a_slow_device_is_named_and_no_fixed_work_runs_on_its_processors(node: Node) -> None:
+    node.timing = Timing.DEVICE
+    node.why_no_swap = ""
+    for rank in range(RANKS):
+        node.start(rank)
+    node.train(on_device(Steps(RANKS, 1, slow=1, factor=2.0)), 2500)
+    [told] = node.journal.events
+    assert (told.kind, told.data["rank"], told.data["cause"]) == ("slow-rank", 1, "compute")
+    assert "fixed work is not run on devices" in told.why
+    assert not node.executor.run() and node.swaps == []
+
+
+def test_ranks_that_measure_themselves_otherwise_are_not_compared(node: Node) -> None:
+    node.timing = Timing.DEVICE
+    node.start(1)
+    node.train(on_device(Steps(RANKS, 1, slow=1, factor=2.0)), 400)
+    [told] = node.journal.events
+    assert told.kind == "slow-unknown" and told.data["doubt"] == "device"
+
+
+def test_a_device_that_tells_no_more_is_unknown_while_its_rank_trains(node: Node) -> None:
+    node.train(Steps(RANKS, 1), 300)
+    for step in range(300, 400):
+        node.completed_step = step
+        node.look()
+    [told] = node.journal.events
+    assert told.kind == "slow-unknown" and told.data["doubt"] == "records"
+    node.train(Steps(RANKS, 1), 100, first=400)
+    assert node.journal.kinds == ["slow-unknown", "slow-known"]

@@ -13,8 +13,9 @@ from keepstep.core.detection.drift import MOST_NOISE
 from keepstep.model.units import S_NS, first_names
 
 # DEVICE: what ranks compute there takes no time of theirs. ALONE: a rank has no peers on its node.
-# NOISE: steps vary too much. RECORDS: a rank that trains shows nothing of its steps.
-Doubt = Literal["device", "alone", "noise", "records"]
+# NOISE: steps vary too much. RECORDS: a rank that trains shows nothing of its steps. NODES: ranks
+# are not compared with those of other nodes.
+Doubt = Literal["device", "alone", "noise", "records", "nodes"]
 
 # A rank that trains has shown a step by then, unless its page cannot be read or is not there.
 UNRECORDED_NS = 30 * S_NS
@@ -29,9 +30,10 @@ def standing_doubts(
     found: dict[Doubt, str] = {}
     alone = f"rank {min(ranks)} is alone on its node" if len(ranks) == 1 else ""
     if not computes_here:
+        both = f", and {alone}, so that neither is" if alone else ""
         found["device"] = (
             "whether a rank computes slowly cannot be told: on a device only data loading is "
-            "judged" + (f", and {alone}, so that neither is" if alone else "")
+            f"judged where groups are not keepstep's, or not all ranks measure their device{both}"
         )
     elif alone and has_peers:
         found["alone"] = (
@@ -59,4 +61,21 @@ def of_records(missing: Collection[int], silent_ns: int) -> str:
         f"whether a rank of this node is slow cannot be told: steps are completed, and for "
         f"{silent_ns // S_NS} s nothing was seen of what rank{'s' * (len(missing) > 1)} {ranks} "
         "did in them; a `caveat` in the journal says why a rank measures nothing"
+    )
+
+
+def of_silent_nodes(silent: Collection[int], waited_ns: int) -> str:
+    """silent: nodes of which the leader hears nothing, while it hears others."""
+    nodes = first_names([str(node) for node in sorted(silent)])
+    return (
+        f"whether ranks of node{'s' * (len(silent) > 1)} {nodes} are slow among all nodes' cannot "
+        f"be told: for {waited_ns // S_NS} s nothing was heard of their steps, while others' come"
+    )
+
+
+def of_no_word(waited_ns: int) -> str:
+    """This node's ranks are compared with each other alone."""
+    return (
+        "whether this node's ranks are slow beside those of other nodes cannot be told: for "
+        f"{waited_ns // S_NS} s node 0 has not said that it compares them"
     )

@@ -20,6 +20,10 @@ one counts.
 Where ranks share a step's micro-batches, who is slow has fewer: what its passes take is multiplied
 to be that of equally many.
 
+Where ranks compute on a device and that is measured, its time takes the place of the thread's: what
+the device did is then both a section's time and its processor's, in forward and backward pass and
+update; elsewhere the device stands still, for want of orders.
+
 Where ranks have no peers here, a rank is measured against its own past alone. That is told only
 where the kernel counts what hinders it: else a program that has more to do looks the same.
 
@@ -29,10 +33,9 @@ Invariant: while the reference is not learnt, or is too noisy, nobody is called 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
-from typing import Literal
 
 from keepstep.core.detection.drift import (
     KEPT_BLOCKS,
@@ -42,8 +45,20 @@ from keepstep.core.detection.drift import (
     DriftPoint,
     median,
 )
+from keepstep.core.detection.leave_one_out import OthersMedian
 from keepstep.core.detection.slow_doubts import Doubt, of_noise, standing_doubts
-from keepstep.model.step_work import JUDGED, Section, WorkBlock
+from keepstep.core.detection.work_measures import (
+    all_free_ns,
+    all_own_ns,
+    computed_ns_of,
+    free_ns_of,
+    of_device,
+    own_ns_of,
+    processor_ns,
+    scaled,
+    with_share,
+)
+from keepstep.model.step_work import JUDGED, Section, Slow, SlowCause, Timing, WorkBlock
 from keepstep.model.units import human_ns
 
 BLOCK_STEPS = 5
@@ -58,8 +73,7 @@ LEAST_EXCESS_NS = 200_000  # a step
 OWN_SHARE = 0.3  # of the excess over its peers, that it needs more than it did itself
 OVER_BLOCKS = 8
 
-Cause = Literal["compute", "data", "quota", "memory", "neighbour", "blocked"]
-ACTIONS: dict[Cause, str] = {
+ACTIONS: dict[SlowCause, str] = {
     "compute": "compare its clocks and temperature with its peers', or leave its node for a spare",
     "data": "more loader workers, or a look at the storage it reads from",
     "quota": "raise the processor quota of its cgroup",
@@ -67,7 +81,7 @@ ACTIONS: dict[Cause, str] = {
     "neighbour": "move what else runs on its processors, or pin the rank to others",
     "blocked": "look at its stacks (py-spy): it waits for a disk, a lock or a process of its own",
 }
-MEANINGS: dict[Cause, str] = {
+MEANINGS: dict[SlowCause, str] = {
     "compute": "it uses the processor for all of it: more work than its peers, or a slower one",
     "data": "its batches come late",
     "quota": "its cgroup's quota of processor time is used up",
@@ -75,32 +89,14 @@ MEANINGS: dict[Cause, str] = {
     "neighbour": "it is ready to run while others have the processor",
     "blocked": "it neither computes nor waits for a processor or its peers",
 }
-HINDERED: tuple[Cause, ...] = ("quota", "memory", "neighbour")
+HINDERED: tuple[SlowCause, ...] = ("quota", "memory", "neighbour")
 SECTION_WORDS = {
     Section.DATA: "data",
     Section.COMPUTE: "forward and backward pass",
     Section.UPDATE: "update",
     Section.HOOK: "time in keepstep",
 }
-CUTS: dict[Cause, float] = {"quota": 0.3, "memory": 0.3, "neighbour": 0.5, "compute": 0.5}
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """A rank has become slow. own_ns, peers_ns: of that section, a step; peers_ns is what it took
-    itself before, where there are none. excess_ns: a step, of all sections."""
-
-    rank: int
-    section: Section
-    cause: Cause
-    since_step: int
-    own_ns: int
-    peers_ns: int
-    excess_ns: int
-    excess_ratio: float
-    has_peers: bool
-    is_standing: bool
-    why: str
+CUTS: dict[SlowCause, float] = {"quota": 0.3, "memory": 0.3, "neighbour": 0.5, "compute": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +118,42 @@ class _Spell:
     over_ratio: float
 
 
+class _Peers:
+    """What the others of each rank need, in one block. fast: whose numbers count."""
+
+    def __init__(
+        self,
+        free_ns: Mapping[int, float],
+        needs_ns: Mapping[str, Mapping[int, float]],
+        fast: frozenset[int],
+    ) -> None:
+        self._free_ns, self._needs_ns = free_ns, needs_ns
+        self.fast = fast
+        self.free = OthersMedian(free_ns, fast)
+        self.needs = {name: OthersMedian(ns, fast) for name, ns in needs_ns.items()}
+
+    def own_ns(self, name: str, rank: int) -> float:
+        return self._needs_ns[name][rank]
+
+    def all_of_them(self) -> _Peers:
+        """The slow ones, too: there are no others."""
+        return _Peers(self._free_ns, self._needs_ns, frozenset(self._free_ns))
+
+
 class Stragglers:
     """Of the ranks that one agent sees. `judged`: the sections whose time says something of the
     rank; with `counts_processor` its processor time does."""
 
-    def __init__(self, judged: Sequence[Section] = JUDGED, counts_processor: bool = True) -> None:
+    def __init__(
+        self,
+        judged: Sequence[Section] = JUDGED,
+        counts_processor: bool = True,
+        is_on_device: bool = False,
+    ) -> None:
+        """is_on_device: it is the devices' time that is judged."""
         self._judged = tuple(judged)
         self._counts_processor = counts_processor
+        self._is_on_device = is_on_device
         self._channels: dict[tuple[int, str], Drift] = {}
         self._facts: dict[int, deque[WorkBlock]] = {}
         self._spells: dict[int, _Spell] = {}
@@ -156,6 +181,13 @@ class Stragglers:
         one rank, here or on other nodes."""
         computes_here = Section.COMPUTE in self._judged
         found = standing_doubts(self._facts, computes_here, has_peers) if self._facts else {}
+        if noises := self.noises():
+            found["noise"] = of_noise(noises)
+        return found
+
+    def noises(self) -> dict[int, float]:
+        """Of the ranks of which nothing can be concluded, how much their steps vary."""
+        computes_here = Section.COMPUTE in self._judged
         watched = (COMPUTE, PROCESSOR) if computes_here else tuple(s.name.lower() for s in JUDGED)
         noises: dict[int, float] = {}
         known: set[int] = set()
@@ -166,14 +198,13 @@ class Stragglers:
                 noises[rank] = min(noises.get(rank, 9.0), channel.reference.noise)
             else:
                 known.add(rank)
-        unknown = {rank: noise for rank, noise in noises.items() if rank not in known}
-        if unknown:
-            found["noise"] = of_noise(unknown)
-        return found
+        return {rank: noise for rank, noise in noises.items() if rank not in known}
 
     def add(self, blocks: Mapping[int, WorkBlock], end_step: int) -> list[Slow | SlowOver]:
         """One block of each rank, all of the same steps, the last of them `end_step`. Who has
         become slow, and who is no more."""
+        if self._is_on_device:
+            blocks = {rank: of_device(block) for rank, block in blocks.items()}
         blocks = self._evened(blocks)
         steps = next(iter(blocks.values())).steps
         before_step = end_step - steps
@@ -184,12 +215,15 @@ class Stragglers:
         self._comparable += len(counts) == 1 and counts != {0}
         for rank, block in blocks.items():
             self._facts.setdefault(rank, deque(maxlen=2 * KEPT_BLOCKS)).append(block)
-        totals = {rank: _total(block) for rank, block in blocks.items()}
-        free = {rank: _all_free(block) for rank, block in blocks.items()}
+        totals = {rank: all_own_ns(block) for rank, block in blocks.items()}
+        free = {rank: all_free_ns(block) for rank, block in blocks.items()}
         needs = self._needs(blocks)
+        peers = _Peers(free, needs, self._fast(blocks))
         found: list[Slow | SlowOver] = []
         for rank in blocks:
-            points = self._points(rank, totals, free, needs)
+            if (fast := self._fast(blocks)) != peers.fast:
+                peers = _Peers(free, needs, fast)
+            points = self._points(rank, totals, peers)
             told: Slow | SlowOver | None = None
             if rank in self._spells:
                 told = self._look_for_end(rank, points, before_step, end_step)
@@ -214,7 +248,7 @@ class Stragglers:
             return blocks
         self._micro_batches = self._micro_batches or sum(counts.values()) / len(counts)
         return {
-            rank: _with_share(block, self._micro_batches / counts[rank])
+            rank: with_share(block, self._micro_batches / counts[rank])
             for rank, block in blocks.items()
         }
 
@@ -230,41 +264,43 @@ class Stragglers:
     def _needs(self, blocks: Mapping[int, WorkBlock]) -> dict[str, dict[int, float]]:
         """By channel, what each rank needs, nanoseconds a step."""
         found = {
-            section.name.lower(): {r: _free(b, section) for r, b in blocks.items()}
+            section.name.lower(): {r: free_ns_of(b, section) for r, b in blocks.items()}
             for section in self._judged
         }
         if self._counts_processor:
-            found[PROCESSOR] = {r: _processor(b) for r, b in blocks.items()}
-            found[ALL] = {r: _total(b) for r, b in blocks.items()}
+            found[PROCESSOR] = {r: processor_ns(b) for r, b in blocks.items()}
+            found[ALL] = {r: all_own_ns(b) for r, b in blocks.items()}
         scales = self._scales(blocks)
         for name in (COMPUTE, PROCESSOR, ALL) if scales else ():
             if name in found:
                 found[name + BY_TOKEN] = {r: ns * scales[r] for r, ns in found[name].items()}
         return found
 
+    def _fast(self, blocks: Mapping[int, WorkBlock]) -> frozenset[int]:
+        """Who is slow is nobody's measure, while there are others."""
+        return frozenset(rank for rank in blocks if not self._is_slow_itself(rank))
+
     def _points(
-        self,
-        rank: int,
-        totals: Mapping[int, float],
-        free: Mapping[int, float],
-        needs: Mapping[str, Mapping[int, float]],
+        self, rank: int, totals: Mapping[int, float], peers: _Peers
     ) -> dict[str, DriftPoint]:
-        """By channel. Who is slow is nobody's measure, while there are others."""
-        others = [r for r in totals if r != rank]
-        fast = [r for r in others if not self._is_slow_itself(r)]
-        peers = fast or (others if self._is_slow_itself(rank) else [])
+        """By channel."""
         total_ns = totals[rank]
         found: dict[str, DriftPoint] = {}
         if self._counts_processor:
             found[PAST] = DriftPoint(log(max(1.0, total_ns)), total_ns)
-        of_step = median([free[r] for r in peers]) if peers else 0.0
+        if not peers.fast - {rank}:
+            if rank in peers.fast or len(totals) == 1:
+                return found
+            peers = peers.all_of_them()
+        of_step = peers.free.of(rank)
         if of_step <= 0:
             return found
-        for name, by_rank in needs.items():
-            usual = median([by_rank[r] for r in peers])
+        for name, others in peers.needs.items():
+            usual = others.of(rank)
             whole = usual if name.startswith((PROCESSOR, ALL)) else of_step
             if whole > 0:
-                found[name] = DriftPoint(_beyond(by_rank[rank], usual, whole), by_rank[rank])
+                own_ns = peers.own_ns(name, rank)
+                found[name] = DriftPoint(_beyond(own_ns, usual, whole), own_ns)
         return found
 
     # -- who becomes slow
@@ -335,13 +371,13 @@ class Stragglers:
         facts = self._facts[rank]
         if not name.endswith(BY_TOKEN):
             return list(facts)
-        return [_scaled(b, self._tokens * b.steps / b.tokens) for b in facts if b.tokens]
+        return [scaled(b, self._tokens * b.steps / b.tokens) for b in facts if b.tokens]
 
     def _basis(self, block: WorkBlock, name: str) -> float:
         """What the channel's ratio is a ratio of, nanoseconds a step."""
         if name.startswith(PROCESSOR):
-            return _processor(block)
-        return _all_free(block) if _is_of_section(name) else _total(block)
+            return processor_ns(block)
+        return all_free_ns(block) if _is_of_section(name) else all_own_ns(block)
 
     def _standing(self, rank: int, points: Mapping[str, DriftPoint]) -> Slow | None:
         """Slow from the beginning, where all do the same: there is no better past to compare
@@ -386,7 +422,7 @@ class Stragglers:
         is_standing: bool = False,
     ) -> Slow:
         """before: its own blocks, or its peers' where it has been slow from the beginning."""
-        needs = _free if _is_of_section(name) else _own
+        needs = free_ns_of if _is_of_section(name) else own_ns_of
         now = now[-max(VERIFIED_BLOCKS, len(now) // 2) :]  # noise lets onsets seem too early
         more = {
             section: median([needs(b, section) for b in now])
@@ -400,7 +436,7 @@ class Stragglers:
         elif plain == PROCESSOR and more[section] < LEAST_EXCESS_NS:
             section = Section.COMPUTE
         excess_ns = max(0.0, sum(more.values()))
-        cause = _cause(section, excess_ns, now, before, needs)
+        cause = _cause(section, excess_ns, now, before, needs, self._is_on_device)
         others = [r for r in self._facts if r != rank and not self._is_slow_itself(r)]
         peers = [b for r in others for b in self._comparable_facts(r, name)[-len(now) :]]
         has_peers = bool(peers) and name != PAST
@@ -419,7 +455,7 @@ class Stragglers:
             is_standing=is_standing,
             why="",
         )
-        return _with_words(slow)
+        return with_words(slow)
 
     # -- who is no longer
 
@@ -435,17 +471,21 @@ class Stragglers:
         if len(recent) < OVER_BLOCKS or median(recent) >= spell.over_ratio:
             return None
         del self._spells[rank], self._over[rank]
-        slow = spell.slow
-        until_step = end_step - OVER_BLOCKS // 2 * (end_step - before_step)
-        why = (
-            f"rank {rank} is no longer slow: since step {until_step + 1} its "
-            f"{SECTION_WORDS[slow.section]} takes what it took before; it was slow for "
-            f"{until_step + 1 - slow.since_step} steps"
-        )
-        return SlowOver(rank, slow.since_step, until_step, why)
+        return over(spell.slow, end_step - OVER_BLOCKS // 2 * (end_step - before_step))
 
 
-def _with_words(slow: Slow) -> Slow:
+def over(slow: Slow, until_step: int) -> SlowOver:
+    """The last step in which it was slow."""
+    why = (
+        f"rank {slow.rank} is no longer slow: since step {until_step + 1} its "
+        f"{SECTION_WORDS[slow.section]} takes what it took before; it was slow for "
+        f"{until_step + 1 - slow.since_step} steps"
+    )
+    return SlowOver(slow.rank, slow.since_step, until_step, why)
+
+
+def with_words(slow: Slow) -> Slow:
+    """With the sentence that its numbers make."""
     share = f"{100 * slow.excess_ratio:.0f} % of a step"
     against = "its peers" if slow.has_peers else "before"
     since = "from the beginning" if slow.is_standing else f"since step {slow.since_step}"
@@ -464,17 +504,28 @@ def _cause(
     now: Sequence[WorkBlock],
     before: Sequence[WorkBlock],
     needs: Callable[[WorkBlock, Section], float],
-) -> Cause:
+    is_on_device: bool,
+) -> SlowCause:
     """By what has grown with it, measured as `needs` does. Whoever computes more is kept from the
     processor for longer, too, where others want it: so processor time is asked first, by its share
     of the growth. A throttled thread is ready to run: what the kernel counts for the fewer reasons
-    is asked before."""
+    is asked before. A device that stands still because its trainer is kept from the processor looks
+    as if it computed: there what keeps the thread is asked first."""
 
     def grown(of: str) -> float:
         return _mean_of(now, of) - _mean_of(before, of)
 
-    if section is not Section.DATA:
-        computed = log(_usual(now, _computed, section) / _usual(before, _computed, section))
+    delayed_ns = _mean_delay_ns(now) - _mean_delay_ns(before)
+    is_delayed = delayed_ns >= CUTS["neighbour"] * excess_ns > 0
+    is_kept = is_on_device and (
+        is_delayed
+        or grown("throttled_ns") >= CUTS["quota"] * excess_ns > 0
+        or grown("memory_stall_ns") >= CUTS["memory"] * excess_ns > 0
+    )
+    if section is not Section.DATA and not is_kept:
+        computed = log(
+            _usual(now, computed_ns_of, section) / _usual(before, computed_ns_of, section)
+        )
         took = log(_usual(now, needs, section) / _usual(before, needs, section))
         if computed >= CUTS["compute"] * took:
             return "compute"
@@ -482,8 +533,7 @@ def _cause(
         return "quota"
     if grown("memory_stall_ns") >= CUTS["memory"] * excess_ns > 0:
         return "memory"
-    delayed_ns = _mean_delay_ns(now) - _mean_delay_ns(before)
-    if needs is _own and delayed_ns >= CUTS["neighbour"] * excess_ns > 0:
+    if is_delayed and (is_on_device or needs is own_ns_of):
         return "neighbour"
     return "data" if section is Section.DATA else "blocked"
 
@@ -512,59 +562,16 @@ def _is_of_section(name: str) -> bool:
     return not name.startswith(WITH_DELAY)
 
 
-def _own(block: WorkBlock, section: Section) -> float:
-    """Nanoseconds a step."""
-    return block.own_ns[section] / block.steps
+def judge_of(timing: Timing) -> Stragglers:
+    """Of ranks whose time tells that of what they compute."""
+    if timing is Timing.UNSEEN:
+        return Stragglers((Section.DATA,), counts_processor=False)
+    return Stragglers(is_on_device=timing is Timing.DEVICE)
 
 
-def _free(block: WorkBlock, section: Section) -> float:
-    """Without what it was ready to run and did not, nanoseconds a step."""
-    own = max(block.cpu_ns[section], block.own_ns[section] - block.delay_ns[section])
-    return own / block.steps
-
-
-def _computed(block: WorkBlock, section: Section) -> float:
-    """Processor time, nanoseconds a step."""
-    return block.cpu_ns[section] / block.steps
-
-
-def _all_free(block: WorkBlock) -> float:
-    return sum(_free(block, section) for section in JUDGED)
-
-
-def _total(block: WorkBlock) -> float:
-    """All that the rank did itself, nanoseconds a step."""
-    return sum(block.own_ns[section] for section in JUDGED) / block.steps
-
-
-def _with_share(block: WorkBlock, scale: float) -> WorkBlock:
-    """Its passes as if it had so many times as many micro-batches."""
-
-    def passes(times_ns: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(
-            int(ns * scale) if section == Section.COMPUTE else ns
-            for section, ns in enumerate(times_ns)
-        )
-
-    return block._replace(
-        own_ns=passes(block.own_ns),
-        cpu_ns=passes(block.cpu_ns),
-        delay_ns=passes(block.delay_ns),
-        tokens=int(block.tokens * scale),
-    )
-
-
-def _scaled(block: WorkBlock, scale: float) -> WorkBlock:
-    return block._replace(
-        own_ns=tuple(int(ns * scale) for ns in block.own_ns),
-        cpu_ns=tuple(int(ns * scale) for ns in block.cpu_ns),
-        delay_ns=tuple(int(ns * scale) for ns in block.delay_ns),
-    )
-
-
-def _processor(block: WorkBlock) -> float:
-    """Processor time of what is judged, nanoseconds a step."""
-    return sum(block.cpu_ns[section] for section in JUDGED) / block.steps
+def common_timing(timings: Collection[Timing]) -> Timing:
+    """What ranks can be compared by: a thread's time and a device's are not alike."""
+    return next(iter(timings)) if len(set(timings)) == 1 else Timing.UNSEEN
 
 
 def _beyond(own: float, others: float, of_step: float) -> float:

@@ -5,10 +5,11 @@ without a message.
 difference of two records, as far apart as it likes. The rank writes, some microseconds a step;
 anybody reads.
 
-    0     8 bytes `KEEPWORK`, u32 format, u32 records in the ring, u32 flags
+    0     8 bytes `KEEPWORK`, u32 format, u32 records in the ring, u32 timing
     64    u64 records ever written
     128   records: i64 step, i64 epoch, i64 ended; by section 5 i64 own time, 5 i64 processor time
-          and 5 i64 delay; i64 wait, i64 collectives, i64 tokens, i64 micro-batches
+          and 5 i64 delay; i64 wait, i64 collectives, i64 tokens, i64 micro-batches; by section 5
+          i64 device time
 
 Invariant: a record that is found has the step it was asked for; one that was overwritten meanwhile
 reads as nothing.
@@ -20,19 +21,18 @@ import struct
 from pathlib import Path
 
 from keepstep.edge.shm.slot import rank_dir
-from keepstep.model.step_work import Section, StepWork
+from keepstep.model.step_work import Section, StepWork, Timing
 from keepstep.ports import Memory
 
-MAGIC, FORMAT = b"KEEPWORK", 2
+MAGIC, FORMAT = b"KEEPWORK", 3
 RECORDS = 1024
 SECTIONS = len(Section)
 _HEAD = struct.Struct("<8sIII")
 _WRITTEN = struct.Struct("<Q")
-_RECORD = struct.Struct(f"<{3 + 3 * SECTIONS + 4}q")
+_RECORD = struct.Struct(f"<{3 + 4 * SECTIONS + 4}q")
 _WRITTEN_AT, _RING_AT = 64, 128
 _SPARE = 8  # what is about to be overwritten is not worth a race
 NBYTES = _RING_AT + RECORDS * _RECORD.size
-ON_DEVICE = 1  # a flag
 
 
 def work_path(job_dir: Path, rank: int) -> Path:
@@ -51,17 +51,17 @@ class StepWorkWriter:
         self._written = 0
         _WRITTEN.pack_into(self._view, _WRITTEN_AT, 0)
 
-    def begin(self, is_on_device: bool) -> None:
-        """is_on_device: the trainer is ahead of what is computed, and its time says nothing of
-        that."""
-        flags = ON_DEVICE * is_on_device
-        _HEAD.pack_into(self._view, 0, MAGIC, FORMAT, RECORDS, flags)
+    def begin(self, timing: Timing) -> None:
+        """timing: what the records say of what is computed."""
+        _HEAD.pack_into(self._view, 0, MAGIC, FORMAT, RECORDS, timing)
 
     def write(self, work: StepWork) -> None:
         at = _RING_AT + self._written % RECORDS * _RECORD.size
         by_section = (*work.own_ns, *work.cpu_ns, *work.delay_ns)
         counts = work.collectives, work.tokens, work.micro_batches
-        _RECORD.pack_into(self._view, at, *work[:3], *by_section, work.wait_ns, *counts)
+        _RECORD.pack_into(
+            self._view, at, *work[:3], *by_section, work.wait_ns, *counts, *work.device_ns
+        )
         self._written += 1
         _WRITTEN.pack_into(self._view, _WRITTEN_AT, self._written)
 
@@ -89,9 +89,10 @@ class StepWorkReader:
             )
 
     @property
-    def is_on_device(self) -> bool:
-        """See `StepWorkWriter.begin`."""
-        return bool(_HEAD.unpack_from(self._region.view, 0)[3] & ON_DEVICE)
+    def timing(self) -> Timing:
+        """See `StepWorkWriter.begin`. What is none that is known says nothing."""
+        told = _HEAD.unpack_from(self._region.view, 0)[3]
+        return Timing(told) if told in iter(Timing) else Timing.UNSEEN
 
     def is_there(self) -> bool:
         """Whether the page still is what its name leads to."""
@@ -128,7 +129,8 @@ class StepWorkReader:
             return None
         own, cpu, delay, rest = (3 + count * SECTIONS for count in range(4))
         sections = values[own:cpu], values[cpu:delay], values[rest], values[delay:rest]
-        return StepWork._make((*values[:3], *sections, *values[rest + 1 :]))
+        counts, device = values[rest + 1 : -SECTIONS], values[-SECTIONS:]
+        return StepWork._make((*values[:3], *sections, *counts, device))
 
     def close(self) -> None:
         self._region.close()

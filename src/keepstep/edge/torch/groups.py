@@ -480,7 +480,8 @@ class TorchGroup(dist.ProcessGroup):
         Raises what NCCL raises where nobody will say that a peer is lost."""
         members, is_captured = self._members, _is_captured(device)
         try:
-            under_way = act(inner.group, outputs, inputs)
+            with members.waiting():  # where it is queued on the caller's own stream
+                under_way = act(inner.group, outputs, inputs)
         except RuntimeError as error:
             if not members.broke(told_in_short(error)):
                 raise

@@ -29,7 +29,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,8 +80,9 @@ class Membership:
     only sign, and is raised.
 
     `on_enter` hears every collective that is called, `on_begin` and `on_end` those that use the
-    network, `on_busy` that one is under way or none is any more, `on_give` what is given to sums
-    over ranks, on whichever thread that is.
+    network, `on_busy` that one is under way or none is any more, `on_wait` that a thread begins to
+    wait in one, and has waited, `on_give` what is given to sums over ranks, on whichever thread
+    that is.
     """
 
     def __init__(self) -> None:
@@ -103,6 +105,7 @@ class Membership:
         self.on_begin: Callable[[], None] = lambda: None
         self.on_end: Callable[[int], None] = lambda count: None
         self.on_busy: Callable[[bool], None] = lambda is_busy: None
+        self.on_wait: Callable[[bool], None] = lambda begins: None
         self.on_give: Callable[[Any], None] = lambda tensors: None
 
     @property
@@ -149,6 +152,16 @@ class Membership:
             self._pending.add(work)
             self.on_begin()
             return True
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """This thread, or the stream on which it orders, waits for others in there."""
+        on_wait = self.on_wait
+        on_wait(True)
+        try:
+            yield
+        finally:
+            on_wait(False)
 
     def spoil(self) -> None:
         """A collective of the present body had nobody to talk to."""

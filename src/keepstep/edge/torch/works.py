@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -46,6 +47,7 @@ class Work(dist.Work):
         self._lock = threading.Lock()
         self._over = False
         self._error: RuntimeError | None = None
+        self._members: Membership | None = None  # once it has begun
 
     def run(
         self,
@@ -54,6 +56,7 @@ class Work(dist.Work):
         inputs: Tensors,
         members: Membership,
     ) -> None:
+        self._members = members
         with torch.no_grad():
             private = each(torch.clone, self._outputs)
             given = each(torch.clone, inputs)
@@ -111,8 +114,10 @@ class Work(dist.Work):
         self._ended.set_result(flat(self._outputs))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        members = None if self._over else self._members
         try:
-            self._future.wait()
+            with nullcontext() if members is None else members.waiting():
+                self._future.wait()
         except RuntimeError as error:
             raise self._error or error from None  # as the transport said it
         return True
@@ -197,7 +202,8 @@ class QueuedWork(dist.Work):
         """Raises what NCCL raises, but not when a peer is lost, or somebody will say so: then the
         body runs on, worthless."""
         try:
-            return bool(self._inner.wait() if timeout is None else self._inner.wait(timeout))
+            with self._members.waiting():
+                return bool(self._inner.wait() if timeout is None else self._inner.wait(timeout))
         except RuntimeError as error:
             if not self._members.broke(told_in_short(error)):
                 raise

@@ -28,6 +28,7 @@ from keepstep.runtime.agent.monitor import Monitor
 from keepstep.runtime.agent.parts_watch import PartsWatch
 from keepstep.runtime.agent.rank_server import RankServer
 from keepstep.runtime.agent.slow_ranks import SlowRanks
+from keepstep.runtime.agent.steps_board import StepsBoard
 from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 
 
@@ -125,7 +126,10 @@ class Enforcer:
             self._monitor = self._new_monitor()
         self._monitor.begin(pids, self._world.clock.monotonic_ns(), board)
         if self._slow is not None:
-            self._slow.begin(pids, place.world_size)
+            steps = None
+            if board is not None and place.nodes > 1:
+                steps = StepsBoard(board.meets_in, place.attempt, place.node, place.nodes)
+            self._slow.begin(pids, place.world_size, steps)
 
     @property
     def completed_step(self) -> int | None:

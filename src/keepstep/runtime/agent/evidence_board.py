@@ -19,7 +19,7 @@ class EvidenceBoard:
 
     def __init__(self, meets_in: Callable[[], KV | None], attempt: int, nodes: int) -> None:
         """meets_in: the KV in which the nodes meet now; None while there is none."""
-        self._meets_in = meets_in
+        self.meets_in = meets_in
         self._attempt = attempt
         self._nodes = nodes
         self._last: str | None = None  # what this node has written there
@@ -28,7 +28,7 @@ class EvidenceBoard:
     def exchange(self, node: int, evidence: str, then: Callable[[dict[int, str]], None]) -> None:
         """Show what this node sees; `then` hears what every node shows, this one included. Empty
         evidence takes back what was shown. While there is no KV nothing happens."""
-        kv = self._meets_in()
+        kv = self.meets_in()
         if kv is None:
             return
         self._posts += 1  # no value is written twice, as the port wants it

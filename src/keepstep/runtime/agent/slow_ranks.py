@@ -5,7 +5,8 @@
 
 Every half second, or as soon as a block of steps may be over, it reads of each rank the records at
 the ends of the blocks that all ranks have completed by then: the same steps of all, whatever the
-moment. Ranks of other nodes are not seen.
+moment. How they do beside ranks of other nodes the leader says (`slow_across.py`): whoever of the
+two names a rank first is heard, and the spell is over when both say so.
 What is done about a slow one core/balance/remedy.py decides; this module ends nobody.
 
 Invariant: no block reaches over a restore, over the first steps of a life, or over steps whose
@@ -20,24 +21,36 @@ from math import ceil
 from pathlib import Path
 
 from keepstep.core.balance.remedy import SlowFacts, remedy
+from keepstep.core.detection.across_nodes import SILENT_NS
 from keepstep.core.detection.drift import median
 from keepstep.core.detection.reference import ReferenceVerdict, confirm, throttled
-from keepstep.core.detection.slow_doubts import UNRECORDED_NS, Doubt, of_records
-from keepstep.core.detection.stragglers import BLOCK_STEPS, Slow, SlowOver, Stragglers
+from keepstep.core.detection.slow_doubts import (
+    UNRECORDED_NS,
+    Doubt,
+    of_no_word,
+    of_noise,
+    of_records,
+    of_silent_nodes,
+)
+from keepstep.core.detection.stragglers import BLOCK_STEPS, SlowOver, common_timing, judge_of, over
 from keepstep.edge.shm.step_work_page import StepWorkReader, work_path
 from keepstep.model.events import WARNING
+from keepstep.model.node_steps import NamedSlow
 from keepstep.model.parts import PartHealth
 from keepstep.model.step_work import (
-    JUDGED,
     FixedWork,
     Hindrance,
     Section,
+    Slow,
     StepWork,
+    Timing,
     WorkBlock,
-    block_between,
 )
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import Executor, Journal, Memory, Probes
+from keepstep.runtime.agent.slow_across import SlowAcross
+from keepstep.runtime.agent.step_blocks import StepBlocks
+from keepstep.runtime.agent.steps_board import StepsBoard
 
 TICK_NS = S_NS // 2
 LEAST_TICK_NS = 100 * MS_NS
@@ -48,22 +61,26 @@ LEAST_BLOCK_NS = 50 * MS_NS
 LEAST_BLOCK_NS_A_RANK = 20 * MS_NS
 MOST_BLOCK_STEPS = 200
 COST_BLOCKS = 5
+LATE_STEPS = 8  # by which a device may be behind its trainer
 FIXED_WORK_NS = 10 * S_NS  # then nobody knows
 
 
 class _Life:
     """Steps of one epoch, of the same ranks."""
 
-    def __init__(self, epoch: int, from_step: int, from_ns: int, judge: Stragglers) -> None:
+    def __init__(self, epoch: int, from_step: int, from_ns: int, timing: Timing) -> None:
         self.epoch = epoch
+        self.timing = timing
         self.from_step, self.from_ns = from_step, from_ns
-        self.block_steps = self.block_ns = 0  # not known yet
-        self.ends: dict[int, StepWork] = {}  # of the last block
-        self.hindrances: dict[int, Hindrance] = {}  # as they were then
-        self.judge = judge
+        self.block_ns = 0  # not known yet, as is how to cut
+        self.cutter: StepBlocks | None = None
+        self.across: SlowAcross | None = None  # None: there are no other nodes
+        self.ranks = 0
+        self.judge = judge_of(timing)
         self.lost_ns: dict[int, int] = {}  # by slow rank, since that was told
         self.confirmed: dict[int, ReferenceVerdict] = {}  # by slow rank, what fixed work has said
         self.costs: dict[int, deque[tuple[float, float]]] = {}  # of a micro-batch, and how many
+        self.told_elsewhere: dict[int, NamedSlow] = {}  # of this node, by the leader
 
     def note_costs(self, blocks: Mapping[int, WorkBlock]) -> None:
         for rank, block in blocks.items():
@@ -72,18 +89,49 @@ class _Life:
                 kept = self.costs.setdefault(rank, deque(maxlen=COST_BLOCKS))
                 kept.append((cost, block.micro_batches / block.steps))
 
+    @property
+    def slow(self) -> dict[int, Slow]:
+        """This node's, whoever says so."""
+        found = {rank: named.slow for rank, named in self.told_elsewhere.items()}
+        return {**found, **self.judge.slow}
+
     def facts(self, slow: Slow, why_no_swap: str) -> SlowFacts:
-        """About a slow rank, for the remedy."""
+        """About a slow rank, for the remedy. One that only the leader has named is compared with
+        the ranks of all nodes, and no fixed work can be."""
+        if slow.rank not in self.judge.slow and slow.rank in self.told_elsewhere:
+            return self._facts_across(self.told_elsewhere[slow.rank], why_no_swap)
         costs_ns = {
             rank: max(1, int(median(cost for cost, _ in kept))) for rank, kept in self.costs.items()
         }
         total = round(sum(kept[-1][1] for kept in self.costs.values()))
         lost_ns = self.lost_ns.get(slow.rank, 0)
+        if slow.cause == "compute" and self.timing is not Timing.HOST and not why_no_swap:
+            why_no_swap = (
+                "fixed work is not run on devices, so nobody knows whether this one is slow or the "
+                "program has more to do there"
+            )
         counts = [count for _, count in self.costs.get(slow.rank, ())]
         computes = min(1.0, sum(counts) / len(counts)) if counts else 1.0
         said = self.confirmed[slow.rank].cause
-        ranks = len(self.ends)
-        return SlowFacts(slow, ranks, costs_ns, total, lost_ns, why_no_swap, computes, said)
+        return SlowFacts(slow, self.ranks, costs_ns, total, lost_ns, why_no_swap, computes, said)
+
+    def _facts_across(self, named: NamedSlow, why_no_swap: str) -> SlowFacts:
+        slow = named.slow
+        assert self.across is not None
+        ranks = max(2, self.across.ranks)
+        mine = [cost for cost, _ in self.costs.get(slow.rank, ())]
+        costs_ns = {}
+        if named.micro_batches and mine:
+            others = (rank for rank in range(ranks) if rank != slow.rank)
+            costs_ns = dict.fromkeys(others, max(1, named.usual_cost_ns))
+            costs_ns[slow.rank] = max(1, int(median(mine)))
+        if slow.cause == "compute" and not why_no_swap:
+            why_no_swap = (
+                "fixed work is not compared between nodes, so nobody knows whether the processor "
+                "is slow or the program has more to do there"
+            )
+        lost_ns = self.lost_ns.get(slow.rank, 0)
+        return SlowFacts(slow, ranks, costs_ns, named.micro_batches, lost_ns, why_no_swap)
 
 
 class SlowRanks:
@@ -118,11 +166,18 @@ class SlowRanks:
         # since when records of some rank are missing, and what was completed by then as far as told
         self._missing_since: tuple[int, int | None] | None = None
         self._doubts: dict[Doubt, str] = {}  # told, and not over
-        self._has_peers = False  # the job has more than one rank
+        self._moved: dict[int, tuple[int, int, int]] = {}  # step of a rank's newest record, since
+        # when, and what was completed by then
+        self._world_size = 1
+        self._board: StepsBoard | None = None
+        self._now_ns = 0
 
-    def begin(self, pids: Mapping[int, int], world_size: int) -> None:
-        """These are the node's ranks now: just started, or stayed when others were."""
-        self._has_peers = world_size > 1
+    def begin(
+        self, pids: Mapping[int, int], world_size: int, board: StepsBoard | None = None
+    ) -> None:
+        """These are the node's ranks now: just started, or stayed when others were. board: where
+        other nodes tell of theirs; None: there are none."""
+        self._world_size, self._board = world_size, board
         for rank in self._hindrance.keys() - pids.keys():
             self.forget(rank)
         for rank in pids:
@@ -156,9 +211,10 @@ class SlowRanks:
         """Why a spare is to take this node's place; empty: it is not."""
         if not self._hindrance:
             return ""
+        self._now_ns = now_ns
         newest = self._newest()
         missing = self._hindrance.keys() - newest.keys()
-        self._mind(missing, now_ns)
+        self._mind(newest, missing, now_ns)
         if not missing:
             self._look_at(newest)
         why, self._wants_swap = self._wants_swap, ""
@@ -168,8 +224,8 @@ class SlowRanks:
         life = self._life
         if life is None or {life.epoch} != {work.epoch for work in newest.values()}:
             self._begin_life(newest)
-        elif life.block_steps:
-            self._feed(life, newest)
+        elif life.cutter is not None:
+            self._feed(life, life.cutter, newest)
         else:
             self._choose_block(life, newest)
 
@@ -183,19 +239,35 @@ class SlowRanks:
                 found[rank] = work
         return found
 
-    def _mind(self, missing: Collection[int], now_ns: int) -> None:
-        """Ranks without a record: before their first step, or nobody will ever see what they
-        do."""
+    def _mind(self, newest: Mapping[int, StepWork], missing: Collection[int], now_ns: int) -> None:
+        """Ranks without a record: before their first step, or nobody will ever see what they do.
+        And ranks that go on, and whose records do not: whose device has failed, say."""
+        step = self._completed_step()
+        stale = self._stale(newest, step, now_ns)
         if not missing:
             self._missing_since = None
-            self._is_known("records", "what all ranks of this node do in their steps is seen")
+            if stale:
+                self._doubt("records", of_records(stale, UNRECORDED_NS))
+            else:
+                self._is_known("records", "what all ranks of this node do in their steps is seen")
             return
-        step = self._completed_step()
         since_ns, then = self._missing_since or (now_ns, None)
         self._missing_since = since_ns, step if then is None else then
         trains = step is not None and then is not None and step > then
         if trains and now_ns - since_ns >= UNRECORDED_NS:
             self._doubt("records", of_records(missing, now_ns - since_ns))
+
+    def _stale(
+        self, newest: Mapping[int, StepWork], completed: int | None, now_ns: int
+    ) -> list[int]:
+        found = []
+        for rank, work in newest.items():
+            step, since_ns, then = self._moved.get(rank, (-1, 0, 0))
+            if step != work.step or completed is None:
+                self._moved[rank] = work.step, now_ns, completed or 0
+            elif completed > then + LATE_STEPS and now_ns - since_ns >= UNRECORDED_NS:
+                found.append(rank)
+        return found
 
     def _reader(self, rank: int) -> StepWorkReader | None:
         reader = self._readers.get(rank)
@@ -220,14 +292,9 @@ class SlowRanks:
         epochs = {work.epoch for work in newest.values()}
         if len(epochs) > 1:
             return  # not all have done their first step
-        is_on_device = any(self._readers[rank].is_on_device for rank in newest)
-        judge = (
-            Stragglers((Section.DATA,), counts_processor=False)
-            if is_on_device
-            else Stragglers(JUDGED)
-        )
+        timing = common_timing([self._readers[rank].timing for rank in newest])
         last = max(newest.values(), key=lambda work: work.step)
-        self._life = _Life(epochs.pop(), last.step + WARM_STEPS, last.ended_ns, judge)
+        self._life = _Life(epochs.pop(), last.step + WARM_STEPS, last.ended_ns, timing)
 
     def _choose_block(self, life: _Life, newest: Mapping[int, StepWork]) -> None:
         """As few steps as take long enough, now that the first ones are over."""
@@ -237,50 +304,40 @@ class SlowRanks:
         step_ns = (last.ended_ns - life.from_ns) / (last.step - life.from_step + WARM_STEPS)
         least_ns = max(LEAST_BLOCK_NS, LEAST_BLOCK_NS_A_RANK * len(newest))
         wanted = ceil(least_ns / max(1.0, step_ns))
-        life.block_steps = max(BLOCK_STEPS, min(wanted, MOST_BLOCK_STEPS))
-        life.block_ns = int(life.block_steps * step_ns)
-        self._anchor(life, newest)
+        block_steps = max(BLOCK_STEPS, min(wanted, MOST_BLOCK_STEPS))
+        life.block_ns = int(block_steps * step_ns)
+        life.ranks = len(newest)
+        life.cutter = self._cutter(block_steps, is_aligned=False)
+        life.cutter.cut(newest)
+        if self._board is not None:
+            life.across = SlowAcross(
+                self._board,
+                life.epoch,
+                self._world_size,
+                step_ns,
+                life.timing,
+                lambda steps: self._cutter(steps, is_aligned=True),
+            )
 
-    def _anchor(self, life: _Life, newest: Mapping[int, StepWork]) -> None:
-        """The next block begins behind what all have done."""
-        step = min(work.step for work in newest.values())
-        ends = self._records(step, newest)
-        life.ends = ends or {}
-        life.hindrances = {rank: ask() for rank, ask in self._hindrance.items()}
+    def _cutter(self, block_steps: int, is_aligned: bool) -> StepBlocks:
+        return StepBlocks(block_steps, self._records, self._hindrances, is_aligned)
+
+    def _hindrances(self) -> dict[int, Hindrance]:
+        return {rank: ask() for rank, ask in self._hindrance.items()}
 
     def _records(self, step: int, newest: Mapping[int, StepWork]) -> dict[int, StepWork] | None:
         found = {rank: self._readers[rank].at(step, work) for rank, work in newest.items()}
         whole = {rank: work for rank, work in found.items() if work is not None}
         return whole if len(whole) == len(found) else None
 
-    def _feed(self, life: _Life, newest: Mapping[int, StepWork]) -> None:
+    def _feed(self, life: _Life, cutter: StepBlocks, newest: Mapping[int, StepWork]) -> None:
         """All blocks that all ranks have completed."""
-        if life.ends.keys() != newest.keys():  # a rank that was not there, or records that are lost
-            self._anchor(life, newest)
-            return
-        last_step = min(work.step for work in newest.values())
-        begun = next(iter(life.ends.values())).step
-        count = (last_step - begun) // life.block_steps
-        if count <= 0:
-            return
-        hindrances = {rank: ask() for rank, ask in self._hindrance.items()}
-        grown = {
-            rank: _grown(life.hindrances[rank], hindrances[rank], count) for rank in hindrances
-        }
-        life.hindrances = hindrances
-        for number in range(1, count + 1):
-            ends = self._records(begun + number * life.block_steps, newest)
-            if ends is None:
-                self._anchor(life, newest)
-                return
-            blocks = {
-                rank: block_between(life.ends[rank], end)._replace(
-                    throttled_ns=grown[rank][0], memory_stall_ns=grown[rank][1]
-                )
-                for rank, end in ends.items()
-            }
-            life.ends = ends
-            self._judge(life, blocks, begun + number * life.block_steps, last_step)
+        now_step = min(work.step for work in newest.values())
+        for end, blocks in cutter.cut(newest):
+            self._judge(life, blocks, end, now_step)
+        if life.across is not None:
+            life.across.look(newest, self._now_ns)
+            self._hear_leader(life, life.across, now_step)
 
     # -- telling
 
@@ -289,21 +346,52 @@ class SlowRanks:
     ) -> None:
         """now_step: the last one that all have done by now."""
         life.note_costs(blocks)
+        steps = next(iter(blocks.values())).steps
         for told in life.judge.add(blocks, end_step):
+            if told.rank in life.told_elsewhere:
+                continue  # the leader names it, too: it is over when both say so
             if isinstance(told, Slow):
                 life.lost_ns[told.rank] = (now_step + 1 - told.since_step) * told.excess_ns
                 self._tell(life, told, now_step)
             else:
                 self._tell_over(told)
-        for slow in life.judge.slow.values():
+        for slow in life.slow.values():
             found = remedy(life.facts(slow, self._why_no_swap()))
-            lost_ns = life.lost_ns.get(slow.rank, 0) + found.left_ns * life.block_steps
+            lost_ns = life.lost_ns.get(slow.rank, 0) + found.left_ns * steps
             life.lost_ns[slow.rank] = lost_ns
             if found.rung == "swap":
                 self._wants_swap = found.why
             self._look_for_heat(life, slow.rank)
-        for doubt, why in life.judge.doubts(self._has_peers).items():
-            self._doubt(doubt, why)
+        for doubt, why in life.judge.doubts(self._world_size > 1).items():
+            if doubt != "alone" or life.across is None or life.across.is_overdue:
+                self._doubt(doubt, why)
+
+    def _hear_leader(self, life: _Life, across: SlowAcross, now_step: int) -> None:
+        """What it says of this node's ranks, and whether it says anything."""
+        named = {rank: one for rank, one in across.named.items() if rank in self._pids}
+        for rank, one in named.items():
+            is_news = rank not in life.told_elsewhere and rank not in life.judge.slow
+            life.told_elsewhere.setdefault(rank, one)
+            if is_news:
+                steps = max(0, now_step + 1 - one.slow.since_step)
+                life.lost_ns[rank] = steps * one.slow.excess_ns
+                self._tell(life, one.slow, now_step)
+        for rank in life.told_elsewhere.keys() - named.keys() - life.judge.slow.keys():
+            slow = life.told_elsewhere.pop(rank).slow
+            if across.is_overdue:
+                self._tell_unjudged(slow, "nobody compares it with ranks of other nodes now")
+            else:
+                self._tell_over(over(slow, across.judged_step))
+        if noises := {rank: n for rank, n in across.noises.items() if rank in self._pids}:
+            self._doubt("noise", of_noise(noises))
+        if across.is_compared:
+            self._is_known("alone", "the rank is compared with those of other nodes")
+        if across.is_overdue and len(self._pids) > 1:
+            self._doubt("nodes", of_no_word(SILENT_NS))
+        elif silent := across.silent_to_tell:
+            self._doubt("nodes", of_silent_nodes(silent, SILENT_NS))
+        elif across.is_compared:
+            self._is_known("nodes", "this node's ranks are compared with those of all other nodes")
 
     def _doubt(self, doubt: Doubt, why: str) -> None:
         """Once: its numbers change, and that is no news."""
@@ -317,7 +405,9 @@ class SlowRanks:
             self._journal.record("slow-known", why, doubt=doubt)
 
     def _tell(self, life: _Life, slow: Slow, now_step: int) -> None:
-        asks = slow.cause == "compute" and len(self._pids) > 1
+        is_here = slow.rank in life.judge.slow  # a whole node that is slow has no measure on it
+        is_computed = slow.cause == "compute" and life.timing is Timing.HOST
+        asks = is_computed and len(self._pids) > 1 and is_here
         life.confirmed[slow.rank] = ReferenceVerdict("asked" if asks else "", 0.0, "")
         found = remedy(life.facts(slow, self._why_no_swap()))
         self._journal.record(
@@ -380,23 +470,14 @@ class SlowRanks:
 
     def _end_spell(self, rank: int, why: str) -> None:
         """What was known of that rank's steps is over."""
-        slow = None if self._life is None else self._life.judge.slow.get(rank)
+        slow = None if self._life is None else self._life.slow.get(rank)
         if slow is not None:
-            self._journal.record(
-                "slow-over",
-                f"rank {rank} was slow since step {slow.since_step}, and is no longer judged: "
-                f"{why}",
-                rank=rank,
-                since_step=slow.since_step,
-            )
             assert self._life is not None
+            self._tell_unjudged(slow, why)
             self._life.judge.forget(rank)
+            self._life.told_elsewhere.pop(rank, None)
 
-
-def _grown(before: Hindrance, after: Hindrance, blocks: int) -> tuple[int, int]:
-    """Of each kind, what falls to one of so many blocks; 0 where nobody counts."""
-    first, second = (
-        0 if a is None or b is None else max(0, b - a) // blocks
-        for a, b in zip(before, after, strict=True)
-    )
-    return first, second
+    def _tell_unjudged(self, slow: Slow, why: str) -> None:
+        told = f"rank {slow.rank} was slow since step {slow.since_step}, and is no longer judged"
+        facts = {"rank": slow.rank, "since_step": slow.since_step}
+        self._journal.record("slow-over", f"{told}: {why}", **facts)

@@ -20,12 +20,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from keepstep.model.step_work import Section, StepWork
 
 SECTIONS = len(Section)
-_UNTOLD = SECTIONS  # between a step's beginning and its body, if it has one
-_ALONE = (Section.DATA, _UNTOLD)  # where no collective is expected that is not seen
+UNTOLD = SECTIONS  # between a step's beginning and its body, if it has one
+_ALONE = (Section.DATA, UNTOLD)  # where no collective is expected that is not seen
+
+
+class FollowsSections(Protocol):
+    """A clock of what is only ordered here."""
+
+    def enter(self, section: int) -> None: ...
+
+    def settle(self, section: int) -> None: ...
 
 
 class StepClock:
@@ -38,9 +47,11 @@ class StepClock:
         delay_ns: Callable[[], int],
         write: Callable[[StepWork], None],
         sees_collectives: bool = True,
+        device: FollowsSections | None = None,
     ) -> None:
         """cpu_ns, delay_ns: the trainer thread's, asked from any thread. sees_collectives: `busy`
-        is told of all of them."""
+        is told of all of them. device: hears where the trainer is, too."""
+        self._device = device
         self._wall_ns, self._cpu_ns, self._delay_ns = wall_ns, cpu_ns, delay_ns
         self._write = write
         self._lock = threading.RLock()  # a collective may end wherever an object is freed
@@ -69,14 +80,15 @@ class StepClock:
         """From now on it is there. Where it was before, for `back`."""
         with self._lock:
             self._mark()
-            before, self._section = self._section, int(section)
+            before = self._section
+            self._go_to(int(section))
             return before
 
     def back(self, section: int) -> None:
         """It is where it was."""
         with self._lock:
             self._mark()
-            self._section = section
+            self._go_to(section)
 
     def worked(self, tokens: int) -> None:
         """The program tells how much there was to do."""
@@ -91,14 +103,14 @@ class StepClock:
         the latter is entered."""
         with self._lock:
             self._mark()
-            self._section = _UNTOLD
+            self._go_to(UNTOLD)
 
     def body_entered(self) -> None:
         """What lay between was data."""
         with self._lock:
             self._mark()
             self._settle(Section.DATA)
-            self._section = int(Section.COMPUTE)
+            self._go_to(int(Section.COMPUTE))
 
     def in_body(self) -> None:
         """The trainer is in the body: a body that did not say so began with the step."""
@@ -126,17 +138,24 @@ class StepClock:
             )
         self._write(work)
 
+    def _go_to(self, section: int) -> None:
+        self._section = section
+        if self._device is not None:
+            self._device.enter(section)
+
     def _settle(self, section: Section) -> None:
         """Time whose section was not known yet was that one's."""
-        own, computed, ready = self._own[_UNTOLD], self._cpu[_UNTOLD], self._delay[_UNTOLD]
+        if self._device is not None:
+            self._device.settle(int(section))
+        own, computed, ready = self._own[UNTOLD], self._cpu[UNTOLD], self._delay[UNTOLD]
         if section is not Section.DATA and not self._sees_collectives:
             mine = min(own, computed + ready)
             own, self._wait = mine, self._wait + own - mine
         self._own[section] += own
         self._cpu[section] += computed
         self._delay[section] += ready
-        self._own[_UNTOLD] = self._cpu[_UNTOLD] = self._delay[_UNTOLD] = 0
-        if self._section == _UNTOLD:
+        self._own[UNTOLD] = self._cpu[UNTOLD] = self._delay[UNTOLD] = 0
+        if self._section == UNTOLD:
             self._section = int(section)
 
     def _mark(self) -> None:

@@ -17,6 +17,7 @@ from keepstep.config import Settings
 from keepstep.edge.os.thread_times import ThreadTimes
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.step_work_page import StepWorkWriter, work_path
+from keepstep.edge.torch.device_marks import device_marks
 from keepstep.edge.torch.loader import Loaders
 from keepstep.edge.torch.membership import Membership, membership
 from keepstep.edge.torch.process_groups import all_groups_are_ours, uses_device
@@ -24,8 +25,9 @@ from keepstep.edge.torch.state import Protected
 from keepstep.errors import ConfigError, MemoryBudgetError
 from keepstep.model.events import WARNING
 from keepstep.model.snapshot import Phase
-from keepstep.model.step_work import Section
-from keepstep.ports import Journal, Memory
+from keepstep.model.step_work import Section, Timing
+from keepstep.ports import DeviceMarks, Journal, Memory
+from keepstep.runtime.rank.device_clock import DeviceClock
 from keepstep.runtime.rank.step_clock import StepClock
 from keepstep.runtime.rank.world import RankIdentity
 
@@ -46,9 +48,12 @@ class StepMeasure:
         sees_collectives: Callable[[], bool],
         uses_device: Callable[[], bool],
         is_on: bool = True,
+        marks_of_device: Callable[[], DeviceMarks | None] = lambda: None,
     ) -> None:
         """sees_collectives: whether all of this process's go through `membership`. uses_device:
-        whether its trainer is ahead of what is computed."""
+        whether its trainer is ahead of what is computed. marks_of_device: by which that is
+        measured."""
+        self._marks_of_device = marks_of_device
         self._memory = memory
         self._path = work_path(job_dir, rank)
         self._membership = membership
@@ -72,14 +77,27 @@ class StepMeasure:
             why = f"what this rank does in its steps is not measured: {error}"
             self._journal.record("caveat", why, WARNING)
             return
-        page.begin(self._uses_device())
+        device = self._device_clock(page, sees_collectives)
         times = ThreadTimes()
         self._let_go = [page.close, times.close]
+        write = page.write if device is None else device.step_ended
         self._clock = StepClock(
-            time.monotonic_ns, times.cpu_ns, times.delay_ns, page.write, sees_collectives
+            time.monotonic_ns, times.cpu_ns, times.delay_ns, write, sees_collectives, device
         )
+        if device is not None:
+            self._let_go.insert(0, device.close)
+            self._membership.on_wait = device.waits
         self._membership.on_busy = self._clock.busy
         self._loaders.on_take = self._take
+
+    def _device_clock(self, page: StepWorkWriter, sees_collectives: bool) -> DeviceClock | None:
+        """Where collectives are not seen, a device's time is as long as the slowest rank's."""
+        marks = self._marks_of_device() if sees_collectives else None
+        if marks is None:
+            page.begin(Timing.UNSEEN if self._uses_device() else Timing.HOST)
+            return None
+        page.begin(Timing.DEVICE)
+        return DeviceClock(marks, page.write)
 
     def end(self) -> None:
         """Nothing is measured any more."""
@@ -87,7 +105,7 @@ class StepMeasure:
         if self._clock is None:
             return
         self._clock = None
-        self._membership.on_busy = _nothing
+        self._membership.on_busy = self._membership.on_wait = _nothing
         self._loaders.on_take = _nothing
         let_go, self._let_go = self._let_go, []
         for act in let_go:
@@ -163,6 +181,7 @@ def measure_of(
         journal,
         sees_collectives=all_groups_are_ours,
         uses_device=uses_device,
+        marks_of_device=device_marks,
         is_on=settings.slow_ranks != "off",
     )
 
