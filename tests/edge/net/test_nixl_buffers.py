@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -262,6 +264,30 @@ def test_the_process_is_told_no_secret_and_dies_with_its_keeper(
     buffers.close()
     buffers.close()
     assert not Path(f"/proc/{pid}").exists()
+
+
+CONFINED = """
+import os
+from keepstep.edge.net.nixl_process import confine
+print(confine())
+for act in (lambda: open("/proc/self/status"), lambda: open(f"/proc/{os.getppid()}/mem", "rb"),
+            lambda: os.execv("/bin/true", ["true"]), lambda: os.unlink("/nowhere/at/all")):
+    try:
+        print("done", act())
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+def test_whoever_comes_to_rule_the_process_opens_nothing() -> None:
+    """UCX lets whoever reaches it write to its process, so it has to be ruled by strangers: what it
+    can do then is what it has open."""
+    said = subprocess.run(
+        [sys.executable, "-c", CONFINED], capture_output=True, text=True, check=True
+    ).stdout.split()
+    if said[0] == "False":
+        pytest.skip("this kernel has no Landlock")
+    assert said == ["True", *["PermissionError"] * 3, "FileNotFoundError"]
 
 
 def test_rdma_alone_unless_somebody_says_otherwise_and_then_on_one_interface() -> None:

@@ -26,6 +26,7 @@ import mmap
 import os
 import select
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -42,6 +43,15 @@ from keepstep.edge.os.needs import NIXL_MODULES, has_package
 from keepstep.model.buffers import BUFFER_BYTES
 from keepstep.model.units import MS_NS
 
+# of Landlock: the same on every architecture; the rights of its first version
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF, PR_SET_NO_NEW_PRIVS = 444, 445, 446, 38
+ALL_OF_FILES, WRITE_FILE, READ_FILE, READ_DIR = (1 << 13) - 1, 1 << 1, 1 << 2, 1 << 3
+OF_NETWORK_CARDS = {  # what UCX opens as it connects
+    "/sys": READ_FILE | READ_DIR,
+    "/proc/sys": READ_FILE | READ_DIR,
+    "/proc/self/net": READ_FILE | READ_DIR,
+    "/dev/infiniband": READ_FILE | READ_DIR | WRITE_FILE,
+}
 Raised = tuple[type[Exception], ...]
 BUSY_NS = 2 * MS_NS  # so long after something has happened it does not sleep
 PAUSE_MS = 1  # between two looks while others may read here
@@ -182,6 +192,26 @@ def _nixl() -> tuple[Any, Raised]:
     raise ImportError(f"none of {', '.join(NIXL_MODULES)} is here")
 
 
+def confine() -> bool:
+    """From now on this process opens no file but what the kernel says of network cards, starts no
+    program and looks into no other process, whoever has come to rule it: Landlock (Linux 5.13), for
+    good. False: the kernel has none. What is open, and the network, stay."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    rights = struct.pack("=Q", ALL_OF_FILES)
+    rules = libc.syscall(CREATE_RULESET, rights, ctypes.c_size_t(len(rights)), 0)
+    if rules < 0:
+        return False
+    for place, granted in OF_NETWORK_CARDS.items():
+        with contextlib.suppress(OSError):
+            opened = os.open(place, os.O_PATH | os.O_CLOEXEC)
+            libc.syscall(ADD_RULE, rules, 1, struct.pack("=Qi", granted, opened), 0)
+            os.close(opened)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    done = libc.syscall(RESTRICT_SELF, rules, 0)
+    os.close(rules)
+    return bool(done == 0)
+
+
 def _failed(number: int, error: Exception) -> OrderAnswer:
     return OrderAnswer(number, True, 0, f"{type(error).__name__}: {error}".encode()[:1000])
 
@@ -200,6 +230,7 @@ def main(memory: int) -> None:
         except raised as error:
             orders.send(_failed(0, error).to_bytes())
             return
+        confine()
         with contextlib.suppress(ConnectionError):
             loop.run()
 
