@@ -261,6 +261,7 @@ def test_the_process_is_told_no_secret_and_dies_with_its_keeper(
     assert "KEEPSTEP" not in told and "AWS" not in told and "UCX_TLS=tcp" in told
     held = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
     assert "/memfd:keepstep-buffers (deleted)" in held
+    assert "NoNewPrivs:\t1" in Path(f"/proc/{pid}/status").read_text(), "confined before it speaks"
     buffers.close()
     buffers.close()
     assert not Path(f"/proc/{pid}").exists()

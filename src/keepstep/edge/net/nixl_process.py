@@ -197,6 +197,7 @@ def confine() -> bool:
     program and looks into no other process, whoever has come to rule it: Landlock (Linux 5.13), for
     good. False: the kernel has none. What is open, and the network, stay."""
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     rights = struct.pack("=Q", ALL_OF_FILES)
     rules = libc.syscall(CREATE_RULESET, rights, ctypes.c_size_t(len(rights)), 0)
     if rules < 0:
@@ -206,7 +207,6 @@ def confine() -> bool:
             opened = os.open(place, os.O_PATH | os.O_CLOEXEC)
             libc.syscall(ADD_RULE, rules, 1, struct.pack("=Qi", granted, opened), 0)
             os.close(opened)
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     done = libc.syscall(RESTRICT_SELF, rules, 0)
     os.close(rules)
     return bool(done == 0)
