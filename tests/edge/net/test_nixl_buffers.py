@@ -45,7 +45,11 @@ class Pair:
     """Keepers 1 and 2, of which the first dials, through a proxy."""
 
     def __init__(
-        self, transports: tuple[str, str], nbytes: int, block_mac: str, encrypt: bool
+        self,
+        transports: tuple[str, str],
+        nbytes: int,
+        block_mac: str,
+        encrypt: bool,
     ) -> None:
         self.ear = Ear(nbytes)
         self.links: list[TcpLinks] = []
@@ -139,6 +143,36 @@ def test_blocks_cross_by_nixl_and_nothing_else_does(pair: Open, encrypt: bool) -
     assert both.nbytes_by_nixl - before == len(data), "all of them"
     assert seen < MIB // 4, "the socket carries what is said about them"
     assert len(both.buffers(0)._to_fill) == BUFFERS, "all are free again"
+
+
+def test_a_stream_that_comes_later_disturbs_no_read() -> None:
+    """NIXL takes what is read for failed when its agent is forgotten, though it may still come."""
+    one, two = NixlBuffers("127.0.0.1"), NixlBuffers("127.0.0.1")
+    data, found = some(1000), list[int | None]()
+    buffer = one.take()
+    assert buffer is not None
+    one.fill(buffer, memoryview(data))
+    record = BufferRecord(RecordKind.BUFFER, len(data), buffer)
+    source = two.load(1, one.offer, LIMIT_S)
+    assert source is not None
+    one._process.send_signal(signal.SIGSTOP)
+    reader = threading.Thread(
+        target=lambda: found.append(two.read(source, record, LIMIT_S, lambda: False))
+    )
+    reader.start()
+    until(lambda: len(two._to_read) < BUFFERS)
+    later = two.load(1, one.offer, LIMIT_S)
+    assert later is not None
+    two.unload(later)
+    two.unload(source)
+    assert two.load(1, one.offer, LIMIT_S) is not None, "all of that is done"
+    one._process.send_signal(signal.SIGCONT)
+    reader.join()
+    read = bytearray(len(data))
+    assert found[0] is not None and two.look_at(found[0], 0, memoryview(read)) == len(data)
+    assert read == data
+    one.close()
+    two.close()
 
 
 @pytest.mark.parametrize(("one", "two"), [("nixl", "tcp"), ("tcp", "nixl")])

@@ -120,7 +120,7 @@ class NixlLoop:
             self._answer(_failed(order.number, error))
 
     def _load(self, order: BufferOrder) -> bool:
-        """An agent once: NIXL takes what is read from it for failed when it is loaded again."""
+        """An agent once, however many connections read from it."""
         if order.agent not in self._names:
             self._names[order.agent] = self._agent.add_remote_agent(order.agent)
         self._peers[order.peer] = order.agent
