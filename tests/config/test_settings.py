@@ -52,6 +52,7 @@ def test_the_defaults() -> None:
         link_dead_s=10.0,
         interleave="auto",
         block_mac="auto",
+        transport="tcp",
         encrypt=False,
         metrics_port=None,
         metrics_host="127.0.0.1",

@@ -118,7 +118,7 @@ VALUES: tuple[Any, ...] = (
     *(None, True, False, [], b"x", Path("a"), float("inf"), float("nan")),
     *(-1, -0.1, 0, 1, 2, 3.9, 4, 8, 9, 30.5, 65535, 65536),
     *("", " ", "a/b", "x", "x" * 65, "..", "auto", "off", "none", "7", "memory://x", "quiet"),
-    *("skip", "tell", "command"),
+    *("skip", "tell", "command", "tcp"),
 )
 
 

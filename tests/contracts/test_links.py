@@ -25,6 +25,7 @@ from keepstep.model.wire import Part, Span
 from keepstep.ports import Links, Receiver
 from keepstep.runtime.keeper.open_links import open_tcp_links
 from tests.contracts.simulated import SimTown
+from tests.edge.net.nixl import needs_nixl
 from tests.edge.proxy import Proxy
 
 PATIENCE_S = 60.0
@@ -92,8 +93,9 @@ class Town(Protocol):
 class TcpTown:
     """On loopback, each keeper behind a proxy."""
 
-    def __init__(self, encrypt: bool) -> None:
+    def __init__(self, encrypt: bool, transport: str = "tcp") -> None:
         self._encrypt = encrypt
+        self._transport = transport
         self._made: dict[tuple[str, int], tuple[TcpLinks, Proxy]] = {}
 
     def open(
@@ -114,6 +116,7 @@ class TcpTown:
             receiver,
             streams=StreamLimits.of(streams),
             more_hosts=[f"127.0.{node}.{each}" for each in range(1, interfaces)],
+            transport=self._transport,
         )
         self._made[links.address] = links, Proxy(links.address)
         self.tell_again(node, links)
@@ -203,11 +206,15 @@ class TcpTown:
 TOWNS: dict[str, Callable[[], Town]] = {
     "tcp": lambda: TcpTown(encrypt=False),
     "encrypted tcp": lambda: TcpTown(encrypt=True),
+    "nixl": lambda: TcpTown(encrypt=False, transport="nixl"),
+    "encrypted nixl": lambda: TcpTown(encrypt=True, transport="nixl"),
     "simulated": lambda: SimTown(DEAD_NS, JOB, SECRET),
 }
 
 
-@pytest.fixture(params=TOWNS)
+@pytest.fixture(
+    params=[pytest.param(name, marks=[needs_nixl] if "nixl" in name else []) for name in TOWNS]
+)
 def town(request: pytest.FixtureRequest) -> Iterator[Town]:
     made = TOWNS[request.param]()
     yield made

@@ -291,6 +291,16 @@ class Options(Generic[Unset, Directory]):
         "in the store, what nodes say where they meet, and what ranks exchange.",
         example=True,
     )
+    transport: str | Unset = option(
+        default="tcp",
+        check=Check("tcp or nixl", lambda value: value in ("tcp", "nixl")),
+        topic=Topic.NODES,
+        help="nixl: copies cross to other nodes by RDMA where both have keepstep[nixl] and network "
+        "cards for it, and over TCP elsewhere. For a network that only the job's own nodes reach: "
+        "docs/security.md.",
+        example="nixl",
+        metavar="tcp|nixl",
+    )
     metrics_port: int | Unset | None = option(
         default=None,
         check=Check(f"a port, 1 to {MAX_PORT}", lambda value: 0 < value <= MAX_PORT),

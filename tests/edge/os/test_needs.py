@@ -6,12 +6,14 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from keepstep.config import Settings, resolve
-from keepstep.edge.os.needs import check_needs, unsigned_blocks
+from keepstep.edge.os.needs import NIXL_MODULES, check_needs, unsigned_blocks
 from keepstep.errors import ConfigError
 
 
@@ -40,6 +42,20 @@ def test_a_package_that_is_not_installed_is_named(
     with pytest.raises(ConfigError, match=rf"pip install 'keepstep\[{extra}\]'") as found:
         check_needs(settings(**options))
     assert str(found.value).startswith(f"{next(iter(options))}: expected ")
+
+
+def test_nixl_is_there_in_either_build_or_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NIXL_MODULES:
+        monkeypatch.setitem(sys.modules, name, None)
+    check_needs(settings())
+    with pytest.raises(ConfigError, match=r"^transport: expected .*'keepstep\[nixl\]'"):
+        check_needs(settings(transport="nixl"))
+    for name in NIXL_MODULES:
+        there = ModuleType(name)
+        there.__spec__ = ModuleSpec(name, None)
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, name, there)
+            check_needs(settings(transport="nixl"))
 
 
 def test_blocks_that_nobody_signs_are_told_where_nobody_has_decided_so(

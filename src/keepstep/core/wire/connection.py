@@ -96,7 +96,8 @@ _REFUSAL = struct.Struct("<BH71x")
 _RECORD_BYTES = _HELLO.size
 assert _RECORD_BYTES == _PROOF.size == _REFUSAL.size
 _IS_HELLO, _IS_PROOF, _IS_REFUSAL = 1, 2, 3
-_DIALER, _RESUMING, _SIGNS_BLOCKS, _ENCRYPTS = 1, 2, 4, 8  # flags of a hello
+# flags of a hello
+_DIALER, _RESUMING, _SIGNS_BLOCKS, _ENCRYPTS, _HAS_BUFFERS = 1, 2, 4, 8, 16
 
 _HEAD = struct.Struct("<B3xIQQ")
 _BLOCK = struct.Struct("<16sIBqQQQQ16s")
@@ -118,7 +119,8 @@ class WireFormat:
     is written here; a large simulation may have a cheaper one. `new_block_mac`: a MAC for the bytes
     of blocks, which have one when both sides can; `needs_block_mac`: who cannot is refused.
     `new_cipher`: encrypts all of it, in place of the MACs; who has none is refused, and without it
-    who has one."""
+    who has one. `has_buffers`: bytes may cross by registered memory, where the other side has
+    buffers too (`records.py`)."""
 
     encode: Callable[[KeeperMessage], bytes] = encode
     decode: Callable[[bytes], KeeperMessage] = decode
@@ -126,6 +128,7 @@ class WireFormat:
     new_block_mac: NewBlockMac | None = None
     needs_block_mac: bool = False
     new_cipher: NewCipher | None = None
+    has_buffers: bool = False
 
 
 KEEPERS_FORMAT = WireFormat()
@@ -171,9 +174,12 @@ class Connection:
         # of the block whose header came, or was made, last; None: its bytes cross as they are
         self.unsealing: Unsealing | None = None
         self.sealing: Sealing | None = None
+        # seals of records, ours and theirs; None: the connection has none
+        self.beside: tuple[Seal, Seal] | None = None
         self._in_block_mac: BlockMac | None = None
         self._out_block_mac: BlockMac | None = None
         self._peer_signs_blocks = False
+        self._peer_has_buffers = False
         self._sent = 0
         self._received = 0
         self._of_frame = 0  # bytes of the present frame that have been understood
@@ -297,6 +303,7 @@ class Connection:
         flags = (_DIALER if self._side == "dialer" else 0) | (_RESUMING if dial.resuming else 0)
         flags |= _SIGNS_BLOCKS if self._format.new_block_mac is not None else 0
         flags |= _ENCRYPTS if self._encrypts else 0
+        flags |= _HAS_BUFFERS if self._format.has_buffers else 0
         me = self._me
         return _HELLO.pack(
             _IS_HELLO,
@@ -352,6 +359,7 @@ class Connection:
         if bool(flags & _ENCRYPTS) != self._encrypts:
             return self._refuse(Refusal.ENCRYPTION, self._only_one_encrypts(f"node {node}"))
         self._peer_signs_blocks = bool(flags & _SIGNS_BLOCKS)
+        self._peer_has_buffers = bool(flags & _HAS_BUFFERS)
         if self._format.needs_block_mac and not self._peer_signs_blocks:
             return self._refuse(
                 Refusal.UNSIGNED,
@@ -389,6 +397,8 @@ class Connection:
             self._record(self._proof("acceptor"))
         self._in_seal = self._new_seal(other)
         self._out_seal = self._new_seal(self._side)
+        if self._format.has_buffers and self._peer_has_buffers:
+            self.beside = (self._new_seal(self._side, " beside"), self._new_seal(other, " beside"))
         if self._format.new_block_mac is not None and self._peer_signs_blocks:
             new = self._format.new_block_mac
             self._in_block_mac = new(self._derive(f"{other} sends blocks"))
@@ -397,12 +407,12 @@ class Connection:
         self._await(_HEAD_BYTES, self._on_head)
         return self._opened
 
-    def _new_seal(self, side: Side) -> Seal:
-        """Of what that side sends."""
+    def _new_seal(self, side: Side, beside: str = "") -> Seal:
+        """Of what that side sends; `beside`: of the records about it."""
         new_cipher = self._format.new_cipher
         if new_cipher is None:
-            return Signed(self._format.new_mac(self._derive(f"{side} sends")))
-        purpose = f"keepstep {VERSION} {side} encrypts".encode()
+            return Signed(self._format.new_mac(self._derive(f"{side} sends{beside}")))
+        purpose = f"keepstep {VERSION} {side} encrypts{beside}".encode()
         return Encrypted(new_cipher(hkdf_sha256(self._secret, self._transcript, purpose)))
 
     @property

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from keepstep.core.wire.channel import NOTHING, Pieces, Stream
 from keepstep.core.wire.connection import Connection
+from keepstep.core.wire.records import Records
 from keepstep.core.wire.traffic import Lock
 from keepstep.model.links import LinkCount
 from keepstep.model.units import KIB
@@ -75,6 +76,8 @@ class Endpoint:
         self.refusal: Refused | None = None
         self.closing: str | None = None
         self.is_lost = False
+        self.owes_proof = False  # what is sent next ends the handshake
+        self.records: Records | None = None  # once proven, where both sides have buffers
         self._owner = owner
         self._transport = transport
         self._lock = lock
@@ -117,6 +120,7 @@ class Endpoint:
         if self._out:
             out = self._out
             self._out = b""
+            self.owes_proof = False
             return (out,)
         if stream is None or self.closing is not None:
             return NOTHING
@@ -144,6 +148,11 @@ class Endpoint:
             self.closing = why
         self._transport.close()
         return True
+
+    def refuse(self, refused: Refused) -> None:
+        """What came beside the stream is not listened to: the connection ends."""
+        self._owner.refused(self, refused)
+        self.cut(str(refused))
 
     def begin(self, stream: Stream) -> None:
         """From now on it carries that."""
@@ -177,6 +186,9 @@ class Endpoint:
                 self._held = (
                     out  # the accepting side's proof: sent when all is ready for what follows
                 )
+                self.owes_proof = bool(out)
+                if self.wire.beside is not None:
+                    self.records = Records(*self.wire.beside)
                 self._owner.proven(self, event, now_ns)
             case Refused():
                 self._out = out

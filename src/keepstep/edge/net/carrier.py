@@ -24,6 +24,7 @@ from keepstep.model.units import S_NS
 from keepstep.model.wire import Flow
 
 if TYPE_CHECKING:
+    from keepstep.core.wire.channel import Pieces
     from keepstep.core.wire.endpoint import Endpoint
 
 
@@ -82,8 +83,12 @@ class Carrier:
             endpoint.cut("interrupted")
             if writer.ident is not None:
                 writer.join()
+            self._is_over()
             with self._sock:
                 endpoint.lost("interrupted", time.monotonic_ns())
+
+    def _is_over(self) -> None:
+        """No thread of it moves anything any more."""
 
     def _shake_hands(self, endpoint: Endpoint, limit_s: float) -> None:
         """Until both sides have proven themselves or the connection is to end. Raises OSError."""
@@ -122,9 +127,12 @@ class Carrier:
     def _send_all(self, endpoint: Endpoint) -> None:
         """All there is to send now."""
         while pieces := endpoint.next_pieces():
-            for piece in pieces[:-1]:
-                self._send(piece, socket.MSG_MORE)
-            self._send(pieces[-1], 0)
+            self._send_pieces(pieces)
+
+    def _send_pieces(self, pieces: Pieces) -> None:
+        for piece in pieces[:-1]:
+            self._send(piece, socket.MSG_MORE)
+        self._send(pieces[-1], 0)
 
     def _send(self, piece: bytes | memoryview, flags: int) -> None:
         pacer = self._pacer

@@ -20,7 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from keepstep.edge.net.buffer_carrier import BufferCarrier
 from keepstep.edge.net.carrier import Carrier
+from keepstep.edge.net.nixl_buffers import NixlBuffers
 from keepstep.edge.net.tcp import Pacer, TcpOptions, dial, listen
 from keepstep.model.links import LinkCount
 from keepstep.model.messages.peers import MeshMessage
@@ -50,12 +52,14 @@ Done = Callable[[str | None], None]
 class PeerOptions:
     """`bind` is where this keeper listens and dials from: loopback unless said otherwise. Port 0:
     any that is free. `more`: likewise, on other interfaces of the node. `pacer`: everything sent
-    together keeps to its rate."""
+    together keeps to its rate. `buffers`: blocks cross by them where the other side has some,
+    too."""
 
     bind: Address = ("127.0.0.1", 0)
     more: tuple[Address, ...] = ()
     tcp: TcpOptions = field(default_factory=TcpOptions)
     pacer: Pacer | None = None
+    buffers: NixlBuffers | None = None
 
 
 class Peers:
@@ -189,7 +193,7 @@ class Peers:
         except OSError as error:
             self._table.unreachable(link, index, str(error), time.monotonic_ns())
             return
-        carrier = Carrier(sock, options.pacer)
+        carrier = self._new_carrier(sock)
         endpoint = self._table.dialled(link, index, carrier)
         carrier.carry(endpoint, options.tcp.handshake_s)
         log.debug("channel %d to node %d: %s", index, link.node, endpoint.closing)
@@ -220,9 +224,15 @@ class Peers:
         return None
 
     def _welcome(self, sock: socket.socket, source: str, leave: Callable[[], None]) -> None:
-        carrier = Carrier(sock, self._options.pacer)
+        carrier = self._new_carrier(sock)
         endpoint = self._table.accepted(carrier, source)
         carrier.carry(endpoint, self._options.tcp.handshake_s, leave)
+
+    def _new_carrier(self, sock: socket.socket) -> Carrier:
+        options = self._options
+        if options.buffers is None:
+            return Carrier(sock, options.pacer)
+        return BufferCarrier(sock, options.buffers, options.tcp.unacked_s, options.pacer)
 
     def _start(self, run: Callable[..., None], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=run, args=args, name=run.__name__.strip("_"), daemon=True)

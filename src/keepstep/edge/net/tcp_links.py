@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from keepstep.edge.net.nixl_buffers import NixlBuffers
 from keepstep.edge.net.peers import PeerOptions, Peers
 from keepstep.edge.net.tcp import TcpOptions
 from keepstep.errors import KeeperError
@@ -36,15 +37,17 @@ class TcpLinks:
         silence_ns: int,
         new_table: NewLinkTable,
         more_hosts: Sequence[str] = (),
+        buffers: NixlBuffers | None = None,
     ) -> None:
         """`silence_ns`: bytes that the other kernel has not acknowledged for so long break a
         connection. `new_table(me, secret, encrypt, shell)`: the table of links of that keeper.
-        `more_hosts`: addresses of other interfaces of this node.
+        `more_hosts`: addresses of other interfaces of this node. `buffers`: closed with the links.
 
         Raises KeeperError when an address is not this node's, or taken.
         """
         self._job_hash = job_hash
         self._incarnation = incarnation
+        self._buffers = buffers
         self._new_table = new_table
         self._tcp = TcpOptions(unacked_s=silence_ns / S_NS)
         self._reserved: list[socket.socket] = []
@@ -70,7 +73,12 @@ class TcpLinks:
         me = Identity(self._job_hash, node, self._incarnation)
         self._peers = Peers(
             lambda shell: self._new_table(me, secret, encrypt, shell),
-            PeerOptions(bind=self.address, more=tuple(self._addresses[1:]), tcp=self._tcp),
+            PeerOptions(
+                bind=self.address,
+                more=tuple(self._addresses[1:]),
+                tcp=self._tcp,
+                buffers=self._buffers,
+            ),
         )
         self._free()
 
@@ -108,11 +116,14 @@ class TcpLinks:
         return self._peers.damaged() if self._peers is not None else {}
 
     def counts(self) -> dict[str, int]:
-        return self._peers.counts() if self._peers is not None else {}
+        by_links = self._peers.counts() if self._peers is not None else {}
+        return by_links | (self._buffers.counts() if self._buffers is not None else {})
 
     def close(self, reason: str = "closing") -> None:
         if self._peers is not None:
             self._peers.close(reason)
+        if self._buffers is not None:
+            self._buffers.close()
         self._free()
 
 

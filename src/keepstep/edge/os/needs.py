@@ -19,6 +19,8 @@ TORCH = (
     "expected PyTorch, found none: pip install 'keepstep[torch]' (without a GPU: pip install torch "
     "--index-url https://download.pytorch.org/whl/cpu)"
 )
+NIXL_MODULES = ("nixl_cu13", "nixl_cu12")  # either does: over a network they differ in nothing
+NO_NIXL = "expected NIXL for 'nixl', found none: pip install 'keepstep[nixl]'"
 EXTRA_OF = {"s3": "s3", "s3a": "s3"}  # by a store's protocol: which of our extras brings it
 # What a directory answers that will never be one. Others, such as a full disk, may pass, and a job
 # goes on from memory meanwhile.
@@ -42,6 +44,11 @@ def has_package(name: str) -> bool:
         return False
 
 
+def has_nixl() -> bool:
+    """Whether NIXL is here, in either of its builds."""
+    return any(map(has_package, NIXL_MODULES))
+
+
 def check_torch(what: str) -> None:
     """Raises ConfigError where PyTorch is not installed. `what`: needs it."""
     if not has_package("torch"):
@@ -61,6 +68,8 @@ def check_needs(settings: Settings) -> None:
         raise _no_cryptography("block_mac")
     if settings.encrypt:
         _check_encryption(settings)
+    if settings.transport == "nixl" and not has_nixl():
+        raise ConfigError(f"transport: {NO_NIXL}")
     if settings.node_provider.startswith("kubernetes"):
         _check_kubernetes(settings)
     codes = (Parity, ReedSolomon)

@@ -17,8 +17,9 @@ from keepstep.core.wire.health import LinkTimeouts
 from keepstep.core.wire.link_table import Entropy, LinkTable, Shell
 from keepstep.core.wire.streams import StreamLimits
 from keepstep.core.wire.traffic import Gate, Hashing, LinkOptions
+from keepstep.edge.net.nixl_buffers import NixlBuffers
 from keepstep.edge.net.tcp_links import TcpLinks
-from keepstep.edge.os.needs import has_package
+from keepstep.edge.os.needs import NO_NIXL, has_nixl, has_package
 from keepstep.errors import KeeperError
 from keepstep.model.wire import Flow, Identity
 from keepstep.ports import Receiver
@@ -84,10 +85,12 @@ def open_tcp_links(
     block_mac: str = "auto",
     streams: StreamLimits | None = None,
     more_hosts: Sequence[str] = (),
+    transport: str = "tcp",
 ) -> TcpLinks:
     """See `ports.OpenLinks`. `gate`: says when blocks may go, and is asked by one thread at a
     time; without one they always may. `block_mac`: auto, on or off. `streams`: as many as help,
-    unless given. `more_hosts`: addresses of other interfaces of this node.
+    unless given. `more_hosts`: addresses of other interfaces of this node. `transport`: tcp, or
+    nixl for blocks by registered memory.
 
     Raises KeeperError when the address is not this node's, or links need what cannot be had."""
     timeouts = LinkTimeouts.within(dead_ns)
@@ -95,15 +98,24 @@ def open_tcp_links(
     wire_format(block_mac)  # what it needs is missed now
     options = LinkOptions(HASHING, timeouts, streams or StreamLimits(), gate=locked)
 
+    buffers = _new_buffers(address[0]) if transport == "nixl" else None
+
     def new_table(me: Identity, secret: bytes, encrypt: bool, shell: Shell) -> LinkTable:
-        format = wire_format(block_mac, encrypt)
+        format = replace(wire_format(block_mac, encrypt), has_buffers=buffers is not None)
         return new_link_table(me, secret, receiver, shell, replace(options, format=format))
 
-    return TcpLinks(
-        job_hash,
-        incarnation,
-        address,
-        timeouts.silence_ns,
-        new_table,
-        more_hosts,
-    )
+    try:
+        return TcpLinks(
+            job_hash, incarnation, address, timeouts.silence_ns, new_table, more_hosts, buffers
+        )
+    except KeeperError:
+        if buffers is not None:
+            buffers.close()
+        raise
+
+
+def _new_buffers(host: str) -> NixlBuffers:
+    """Raises KeeperError when there is no NIXL, or it finds no way."""
+    if not has_nixl():
+        raise KeeperError(f"transport: {NO_NIXL}")
+    return NixlBuffers(host)

@@ -151,6 +151,7 @@ class KeeperProcess:
             settings.block_mac,
             StreamLimits.of(settings.link_streams),
             more_hosts,
+            settings.transport,
         )
 
     def _tell(self, kind: str, why: str) -> None:
