@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 def ended(home: Path, poison: str) -> tuple[str, list[str]]:
     """The hash that it ends with, and the kinds of what its journal says."""
     job = poison.replace(" ", "-") or "calm"
+    (home / "arena").mkdir(exist_ok=True)
     environ = {
         **os.environ,
         "KEEPSTEP_JOB": job,

@@ -102,8 +102,8 @@ def replaced(training: Training) -> set[int]:
     training.slot("other").close()
     os.replace(tmp_path / "other", tmp_path / "slot-0")
     address = first.payload_address
+    gc.collect()  # a copy that this very thread has carried on is in a cycle, and has the map
     first.close()
-    gc.collect()
     second = Slot(MEMORY, tmp_path / "slot-0")
     assert second.payload_address == address, "no map lies where the old one lay"
     assert training.live.pin(second) is None

@@ -50,7 +50,7 @@ def test_copy_into_fresh_memory_moves_exactly_those_bytes(
     monkeypatch: pytest.MonkeyPatch, nbytes: int, at: int, has_populate: bool
 ) -> None:
     if not has_populate:
-        monkeypatch.setattr("keepstep.edge.shm.first_touch.MADV_POPULATE_WRITE", -1)
+        monkeypatch.setattr("keepstep.edge.shm.memory.MADV_POPULATE_WRITE", -1)
     source = random.Random(nbytes).randbytes(nbytes)
     target = mmap.mmap(-1, 8 * PAGE_BYTES)
     anchor = ctypes.c_char.from_buffer(target)

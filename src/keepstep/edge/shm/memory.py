@@ -18,14 +18,15 @@ import resource
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
 from keepstep.coding.checksum import BLOCK_BYTES
 from keepstep.edge.os.machine import proof_threads
-from keepstep.edge.shm.first_touch import MUCH_BYTES, populate, touch_first
+from keepstep.edge.shm.huge_pages import MADV_POPULATE_WRITE, take_huge_pages
 from keepstep.errors import MemoryBudgetError
-from keepstep.model.units import KIB, human_bytes, round_up
+from keepstep.model.units import KIB, MIB, human_bytes, round_up
 from keepstep.ports import Region
 
 _MADV_REMOVE = 9
@@ -33,6 +34,7 @@ _MAP_FIXED = 0x10
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 SMALL_BYTES = 64 * KIB  # a few microseconds
+MUCH_BYTES = 256 * MIB  # worth threads
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc_with_gil = ctypes.PyDLL(None)
@@ -63,7 +65,7 @@ def copy_to_fresh(destination: int, source: int, nbytes: int) -> None:
     first = round_up(destination, mmap.PAGESIZE)
     pages_bytes = (destination + nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
     if pages_bytes > 0:
-        populate(first, pages_bytes, threads=1)
+        _libc.madvise(first, pages_bytes, MADV_POPULATE_WRITE)
     copy(destination, source, nbytes)
 
 
@@ -151,8 +153,20 @@ class MappedFile:
         end = self.nbytes if nbytes is None else at + nbytes
         at -= at % mmap.PAGESIZE
         threads = proof_threads() if end - at > MUCH_BYTES else 1
-        if at < end and not populate(self.address + at, end - at, threads):
-            for touched in range(at, end, mmap.PAGESIZE):  # an older kernel
+        if threads == 1:
+            self._populate(at, end)
+            return
+        part = round_up(-(-(end - at) // threads), mmap.PAGESIZE)
+        begins = range(at, end, part)
+        ends = [min(begin + part, end) for begin in begins]
+        with ThreadPoolExecutor(threads, thread_name_prefix="prefault") as pool:
+            list(pool.map(self._populate, begins, ends))
+
+    def _populate(self, begin: int, end: int) -> None:
+        if begin < end and (
+            _libc.madvise(self.address + begin, end - begin, MADV_POPULATE_WRITE) != 0
+        ):
+            for touched in range(begin, end, mmap.PAGESIZE):  # an older kernel
                 self._map[touched] = self._map[touched]
 
     def punch(self, at: int, nbytes: int) -> None:
@@ -288,7 +302,7 @@ class SharedMemory:
             self.remove(path)
             fd = open_file(path, os.O_CREAT)
         try:
-            touch_first(fd, path.resolve(), nbytes, proof_threads())
+            take_huge_pages(fd, path.resolve(), nbytes)
             os.posix_fallocate(fd, 0, nbytes)
         except OSError as error:
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The first touch: by several threads, and with huge pages where a tmpfs gives them to who asks."""
+"""Huge pages of a tmpfs that gives them to who asks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.edge.shm import first_touch, memory
-from keepstep.edge.shm.first_touch import HUGE_BYTES, _tmpfs_options, touch_first
+from keepstep.edge.shm.huge_pages import HUGE_BYTES, _gives_to_who_asks, take_huge_pages
 from keepstep.edge.shm.memory import SharedMemory
 from keepstep.errors import MemoryBudgetError
 from keepstep.model.units import MIB
@@ -48,7 +47,7 @@ def test_whether_one_has_to_ask_is_read_off_the_mount_that_is_seen(tmp_path: Pat
             "/mnt/disk",
             "/mnt/over",
         )
-        if "huge=advise" in _tmpfs_options(Path(place), found)
+        if _gives_to_who_asks(Path(place), found)
     ]
     assert asked == ["/mnt/asked", "/mnt/asked/job/rank", "/mnt/two words/job"]
 
@@ -56,55 +55,15 @@ def test_whether_one_has_to_ask_is_read_off_the_mount_that_is_seen(tmp_path: Pat
 def test_where_mounts_cannot_be_read_a_file_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with open(path, "w+b") as file:
-        touch_first(file.fileno(), path, 4 * HUGE_BYTES, 4, mounts=tmp_path / "nothing")
+        take_huge_pages(file.fileno(), path, 4 * HUGE_BYTES, mounts=tmp_path / "nothing")
         assert os.fstat(file.fileno()).st_size == 0
 
 
-def touched(path: Path, threads: int, *options: str) -> tuple[int, int]:
-    """How long a file is afterwards, and how many bytes of it are there."""
-    found = path.parent / "mounts"
-    found.write_text(f"tmpfs {path.parent} tmpfs {','.join(('rw', *options))} 0 0\n")
+def test_elsewhere_a_file_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "file"
     with open(path, "w+b") as file:
-        touch_first(file.fileno(), path, 4 * HUGE_BYTES, threads, mounts=found)
-        about = os.fstat(file.fileno())
-        return about.st_size, about.st_blocks * 512
-
-
-@pytest.mark.parametrize("threads", [4, 7, 16])
-def test_several_threads_touch_all_of_a_large_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
-    monkeypatch.setattr(first_touch, "MUCH_BYTES", HUGE_BYTES)
-    size, there = touched(tmp_path / "file", threads)
-    assert size == 4 * HUGE_BYTES <= there
-
-
-def test_what_few_threads_would_do_is_left_to_the_reservation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert touched(tmp_path / "small", 4) == (0, 0)
-    monkeypatch.setattr(first_touch, "MUCH_BYTES", HUGE_BYTES)
-    assert touched(tmp_path / "large", 3) == (0, 0)
-
-
-def test_elsewhere_a_file_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_touch, "MUCH_BYTES", HUGE_BYTES)
-    path, found = tmp_path / "file", tmp_path / "mounts"
-    found.write_text(f"ext4 {tmp_path} ext4 rw 0 0\n")
-    with open(path, "w+b") as file:
-        touch_first(file.fileno(), path, 4 * HUGE_BYTES, 4, mounts=found)
+        take_huge_pages(file.fileno(), path, 4 * HUGE_BYTES)
         assert os.fstat(file.fileno()).st_size == 0
-
-
-def test_a_large_file_without_room_is_refused_and_nothing_is_left(
-    asked: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(first_touch, "MUCH_BYTES", HUGE_BYTES)
-    monkeypatch.setattr(memory, "proof_threads", lambda: 4)
-    subprocess.run(("mount", "-o", "remount,huge=never", str(asked)), check=True)
-    with pytest.raises(MemoryBudgetError, match="does not fit"):
-        SharedMemory().create(asked / "slot", 128 * MIB)
-    assert list(asked.iterdir()) == []
 
 
 @pytest.fixture
