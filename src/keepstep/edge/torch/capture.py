@@ -36,10 +36,11 @@ from keepstep.edge.torch.copy_plans import CopyPlans
 from keepstep.edge.torch.copy_stream import begin_host_thread, copy_stream
 from keepstep.edge.torch.device_copy import DeviceCopy
 from keepstep.edge.torch.device_digests import SharedBlocks
+from keepstep.edge.torch.frozen import FrozenInSlots, differing
 from keepstep.edge.torch.numbers.copied import KnownBad, LookAtCopy
 from keepstep.edge.torch.operations import Operation
 from keepstep.edge.torch.page_locks import PageLocks
-from keepstep.edge.torch.plan import CopyShare
+from keepstep.edge.torch.plan import CopyOrder, CopyShare
 from keepstep.edge.torch.state import State
 from keepstep.edge.torch.tree import StateItem
 from keepstep.edge.torch.views import write
@@ -75,6 +76,7 @@ class TensorCopy:
     shared: frozenset[int] = frozenset()
     known_bad: KnownBad | None = None  # None: nobody asks what is finite
     plans: CopyPlans | None = None  # likewise
+    frozen: FrozenInSlots | None = None  # None: nobody knows what the slot holds
     hash_threads: int = 1
     # lazily copied tensors that changed under the copy
     moved: list[str] = field(default_factory=list)
@@ -99,6 +101,7 @@ class TensorCopy:
         self._is_fenced = False  # whatever moves from here on may
         self._waited_begun_ns = 0
         self._updated: set[int] = set()  # optimizers whose updates have come already
+        self._unproven: list[CopyOrder] = []  # whose frozen tensors are to be in the slot already
         self._device: DeviceCopy | None = None
         if self.plans is not None:
             nbytes = self.state.payload_bytes
@@ -124,6 +127,7 @@ class TensorCopy:
                     device.order_still()
             for copies in self.state.copies:
                 self._write(copies.eager)
+            self._write_frozen()
             if device is not None and device.is_ordered:
                 self._write_small_rest()
         except BaseException:  # nobody carries this copy on
@@ -147,10 +151,34 @@ class TensorCopy:
         finally:
             self.done.set()
             self._land()
+        self._prove_frozen()  # while whoever updates waits for nobody
         self._operation = Operation(*self._thread)
         if not self.sums:
             self._compare(is_last=False)  # a copy that is torn already need not be hashed
         self.copy_ns = time.perf_counter_ns() - began_ns - self._waited_begun_ns
+
+    def _write_frozen(self) -> None:
+        """What no optimizer moves, unless the slot has it already."""
+        for copies in self.state.copies:
+            if not copies.frozen.pairs:
+                continue
+            if self.lacking or self.frozen is None:
+                if self.frozen is not None:
+                    self.frozen.forget(self.slot)
+                self._write(copies.frozen)
+            elif self.frozen.are_in(self.slot, copies):
+                self._unproven.append(copies)
+            else:
+                self.frozen.forget(self.slot)
+                self._write(copies.frozen)
+                self.frozen.copied(self.slot, copies)
+
+    def _prove_frozen(self) -> None:
+        """What was not copied is in the slot as it is, or has moved."""
+        moved = [name for copies in self._unproven for name in differing(self.slot, copies)]
+        if moved:
+            with self._lock:
+                self.moved = list(dict.fromkeys([*self.moved, *moved]))
 
     def _write_small_rest(self) -> None:
         """With everything else ordered on a device, what stands still on the host is counters of

@@ -19,6 +19,7 @@ from keepstep.edge.torch import capture, predict, restore
 from keepstep.edge.torch.copy_plans import CopyPlans
 from keepstep.edge.torch.cuda_pages import CudaPages
 from keepstep.edge.torch.ddp_buckets import FEWEST_RANKS, Buckets
+from keepstep.edge.torch.frozen import FrozenInSlots
 from keepstep.edge.torch.numbers.copied import KnownBad
 from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.edge.torch.parts import parameters_of
@@ -49,6 +50,7 @@ class TorchState:
         self._settings = settings
         self._copies = 0
         self._still = StillBlocks()
+        self._frozen = FrozenInSlots()
         self._locks: PageLocks | None = None  # once some of the state is on a device
         self._replicas = ReplicaFinder(rank, world_size)
         if settings.wrong_numbers != "off":
@@ -90,6 +92,7 @@ class TorchState:
             shared=shared,
             known_bad=self._protected.known_bad,
             plans=self._plans,
+            frozen=self._frozen,
             hash_threads=proof_threads(),
         )
 

@@ -74,12 +74,13 @@ class CopyShare:
 class CopyOrder:
     """Which of some tensors are copied at the boundary and which behind the trainer's back, and
     whose counters tell of the latter: `counted` may be more than `lazy`; `counted_for` are the
-    items that each of them tells of. `watched`: which of the tensors that are looked at anyway it
-    begins with."""
+    items that each of them tells of. `frozen`: those that a slot may have already. `watched`:
+    which of the tensors that are looked at anyway it begins with."""
 
     items: tuple[StateItem, ...]
     eager: CopyShare
     lazy: CopyShare
+    frozen: CopyShare
     counted: tuple[torch.Tensor, ...]
     counted_for: tuple[StateItem, ...]
     devices: frozenset[torch.device]
@@ -105,8 +106,9 @@ class CopyOrder:
         wholes = [(i, i.whole) for i in alone if i.whole is not None]
         return cls(
             items=tuple(items),
-            eager=CopyShare.of(pair for pair in pairs if not pair[0].lazy),
+            eager=CopyShare.of(p for p in pairs if not (p[0].lazy or p[0].frozen)),
             lazy=CopyShare.of(lazy),
+            frozen=CopyShare.of(pair for pair in pairs if pair[0].frozen),
             # An operation on a DTensor leaves its local part's counter as it is (torch 2.13).
             counted=(
                 *(tensor for tensor, item in zip(watched, found, strict=True) if item is not None),
@@ -125,11 +127,15 @@ class CopyOrder:
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """All of them."""
-        return (*self.eager.pairs, *self.lazy.pairs)
+        return (*self.eager.pairs, *self.lazy.pairs, *self.frozen.pairs)
 
     def versions(self) -> list[int]:
         """Of what is counted, now."""
         return list(map(VERSION, self.counted))
+
+    def frozen_versions(self) -> list[int]:
+        """Of the frozen ones, now."""
+        return [item.local._version for item, _ in self.frozen.pairs]
 
     @property
     def segments_of_torch(self) -> Iterator[Segment]:

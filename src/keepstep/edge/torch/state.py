@@ -18,6 +18,7 @@ from keepstep.edge.torch.beside import UsedGradients, read_beside
 from keepstep.edge.torch.ddp_buckets import Buckets
 from keepstep.edge.torch.dtensors import is_dtensor
 from keepstep.edge.torch.foreign_draws import ForeignDraws
+from keepstep.edge.torch.frozen import FEWEST_BYTES
 from keepstep.edge.torch.loader import Loaders
 from keepstep.edge.torch.made_with import MadeWith, class_names, made_with
 from keepstep.edge.torch.parts import (
@@ -357,7 +358,13 @@ class Protected:
             if plan.watches(self.optimizers) or plan.kept.still == self._still_addresses():
                 return plan
         self.forget_plan()
-        kept = Kept(self._still_addresses(), self.eager_names, self._specs, kinds=self._kinds)
+        kept = Kept(
+            self._still_addresses(),
+            self.eager_names,
+            self._specs,
+            kinds=self._kinds,
+            frozen=self._frozen_addresses(),
+        )
         self._plan = plan = StatePlan.make(parts, self.about(), kept)
         self._made_for = made_for
         return plan
@@ -416,6 +423,18 @@ class Protected:
                     if isinstance(value, torch.Tensor):
                         turns.setdefault(_address(value), (number, index_of.get(id(key), 0)))
         return turns
+
+    def _frozen_addresses(self) -> frozenset[int]:
+        """Of large parameters that do not learn."""
+        if not self.lazy:
+            return frozenset()
+        return frozenset(
+            _address(parameter)
+            for part in self.parts().values()
+            if isinstance(part, torch.nn.Module)
+            for parameter in part.parameters()
+            if not parameter.requires_grad and parameter.nbytes >= FEWEST_BYTES
+        )
 
 
 def tensor_names(parts: Mapping[str, Any]) -> dict[int, str]:

@@ -44,7 +44,7 @@ MeshKey = tuple[str, tuple[str, ...] | None, tuple[int, ...], tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class StateItem:
     """A tensor to keep: `local` is a plain tensor whose memory is the truth; `lazy` ones stand
-    still until the next update.
+    still until the next update, `frozen` ones belong to no optimizer (`frozen.py`).
 
     `address` is where its bytes lie as they are to be kept, None when they must go through torch.
     `whole`: the DTensor that `local` is this rank's part of, if it is one. `turn`: of a lazy one,
@@ -57,6 +57,7 @@ class StateItem:
     address: int | None = None
     whole: DTensor | None = None
     turn: tuple[int, int] = AT_BOUNDARY
+    frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ class Kept:
     """The tensors of one state as they are found, in order. `still`: addresses of what stands still
     until the next update, with their turns (`StateItem`); `specs`, by name, and `kinds`, every
     class and function that was pickled, outlive it. `base`: what was found before, whose numbers
-    come first."""
+    come first. `frozen`: addresses of what no optimizer moves."""
 
     def __init__(
         self,
@@ -200,7 +201,9 @@ class Kept:
         specs: dict[str, tuple[Any, TensorSpec]] | None = None,
         base: Kept | None = None,
         kinds: set[Any] | None = None,
+        frozen: Set[int] = frozenset(),
     ) -> None:
+        self._frozen = frozen
         self.still = {} if still is None else still
         self.kinds = set() if kinds is None else kinds
         self.items: list[StateItem] = []
@@ -233,15 +236,18 @@ class Kept:
             self._seen[key] = index
         name = self._own_name(names.get(id(value), f"<hidden {index}>"))
         address = local.data_ptr()
-        turn = None if name in self._eager_names else self.still.get(address)
+        is_eager = name in self._eager_names
+        turn = None if is_eager else self.still.get(address)
+        has_address = by_address(local)
         self.items.append(
             StateItem(
                 self._spec(name, value, local, look),
                 local,
                 lazy=turn is not None,
-                address=address if by_address(local) else None,
+                address=address if has_address else None,
                 whole=value if is_dtensor(value) else None,
                 turn=turn or AT_BOUNDARY,
+                frozen=has_address and turn is None and not is_eager and address in self._frozen,
             )
         )
         return index

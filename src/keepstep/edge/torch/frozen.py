@@ -1,0 +1,56 @@
+"""Frozen: parameters that no optimizer moves, as LoRA's base, are not copied again while they stay
+as they were.
+
+A slot is written again and again, and what does not change lies in it already. Nobody knows of such
+a parameter that it stands still, so it is not copied behind the trainer's back as an optimizer's
+are. It is compared instead: where the live bytes are those that the slot has held since it was
+copied at a boundary, they are the boundary's. Where they are not, they were changed since, and
+nobody can tell whether before or after it: the snapshot is torn, and that parameter is copied at
+the boundary from then on.
+
+Comes in: a slot, the plan of a state, version counters at the boundary. Goes out: whether the slot
+holds them, and in the end which of them moved. Invariant: a slot counts as holding them only where
+this process has copied all of them into it, whole, by the same plan and with the same counters.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from keepstep.edge.shm.memory import equal
+from keepstep.edge.shm.slot import Slot
+from keepstep.edge.torch.plan import CopyOrder
+
+FEWEST_BYTES = 64 * 1024  # of a tensor: a smaller one is copied as quickly as it is looked at
+
+
+class FrozenInSlots:
+    """Of one process."""
+
+    def __init__(self) -> None:
+        self._held: WeakKeyDictionary[Slot, tuple[CopyOrder, list[int]]] = WeakKeyDictionary()
+
+    def are_in(self, slot: Slot, plan: CopyOrder) -> bool:
+        """Whether they are there, for all that counters and addresses tell."""
+        held = self._held.get(slot)
+        return held is not None and held[0] is plan and held[1] == plan.frozen_versions()
+
+    def copied(self, slot: Slot, plan: CopyOrder) -> None:
+        """On the trainer's thread, at the boundary: all of them have just been copied into it."""
+        self._held[slot] = plan, plan.frozen_versions()
+
+    def forget(self, slot: Slot) -> None:
+        """Some of it is to lie with other ranks."""
+        self._held.pop(slot, None)
+
+
+def differing(slot: Slot, plan: CopyOrder) -> list[str]:
+    """The names of those whose live bytes are not the slot's. From any thread; the tensors' memory
+    is the plan's own reference, whatever the program does with its own."""
+    begin = slot.payload_address
+    return [
+        item.spec.name
+        for item, segment in plan.frozen.pairs
+        if item.address is not None
+        and not equal(item.address, begin + segment.offset, segment.spec.nbytes)
+    ]
