@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from keepstep.edge.torch.copy_stream import Look
+from keepstep.edge.torch.copy_stream import DeviceLook
 from keepstep.edge.torch.digests import DigestPiece
 
 Op = Callable[[], None]
@@ -177,7 +177,7 @@ class FakeDevice:
     def digest(self, piece: DigestPiece) -> None:
         self.current.order(piece.add)
 
-    def look(self, stretch: Look) -> None:
+    def look(self, stretch: DeviceLook) -> None:
         self.current.order(stretch.look)
 
     def _half(self, host: torch.Tensor, source: torch.Tensor, half: int) -> None:

@@ -39,10 +39,10 @@ class Orders(Protocol):
 
     def digest(self, piece: DigestPiece) -> None: ...
 
-    def look(self, stretch: Look) -> None: ...
+    def look(self, stretch: DeviceLook) -> None: ...
 
 
-class Look(Protocol):
+class DeviceLook(Protocol):
     """Something to be looked at where it is."""
 
     def look(self) -> None: ...
@@ -63,7 +63,7 @@ class TorchOrders:
         with torch.no_grad():
             piece.add()
 
-    def look(self, stretch: Look) -> None:
+    def look(self, stretch: DeviceLook) -> None:
         with torch.no_grad():
             stretch.look()
 
@@ -143,7 +143,7 @@ class CopyStream:
         with self._ordered():
             self._copies.digest(piece)
 
-    def look(self, stretch: Look) -> None:
+    def look(self, stretch: DeviceLook) -> None:
         """Whether it is finite."""
         with self._ordered():
             self._copies.look(stretch)
