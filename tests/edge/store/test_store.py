@@ -493,8 +493,9 @@ def test_of_two_attempts_at_one_step_the_higher_counts_whoever_is_first(store: S
         write_attempt(store, name)
     assert steps(store) == [5] and store.read_manifest(5).name == names[1]
     assert store.named(5) == names[1] and len(store.published()) == 3
-    assert store.intact_of(Stamp(5, 1)) == store.read_manifest(names[0])
-    assert store.intact_of(Stamp(5, 3)) is None
+    assert store.intact_of(Stamp(5, 1), "test") == store.read_manifest(names[0])
+    assert store.intact_of(Stamp(5, 3), "test") is None
+    assert store.intact_of(Stamp(5, 1), "another") is None
 
 
 def test_a_higher_attempt_that_is_damaged_is_not_taken_for_the_lower_one(tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ class Verdicts(Checker):
         is_excused = (
             is_done
             or self._was_refused
+            or self.job.plan.beside in ("races", "adopts")  # nothing is stored for it any more
             or any(e in fault for e in EXCUSES for fault in self.job.faults)
         )
         if self._gave_up and not is_excused and not self.job.was_told_to_end:
