@@ -78,7 +78,8 @@ class OtherTakesNothing(Observer):
         beside = self._beside
         if source == "store" and beside.other.world.now_ns > beside.slept_ns:
             beside.is_overtaken = False  # it has begun anew, with what its successor has written
-        if beside.kind == "another":
+        # A disk that lies may have torn the record of whose it is, and nothing else may be there.
+        if beside.kind == "another" and not beside.job.around.disk.has_lied:
             beside.other.violate(
                 StoreIsShared.NAME,
                 f"rank {program.who.rank} of another job goes on from {stamp} ({source}), and the "

@@ -31,7 +31,8 @@ from keepstep.sim.protocol.world.machine import Machine
 
 NUMBER = 1 << 15  # of their machine: the job has none like it
 INTERFACES = 4
-MAX_VISITS = 12
+MAX_VISITS = 24
+MAX_TIMES = 6  # that who says nothing comes back
 LAST_NS = 20 * S_NS  # after the last fault
 READ_CONNECTIONS = 24
 READ_BYTES = 16 * KIB  # of each connection
@@ -83,13 +84,19 @@ class Strangers:
         if not doors:
             return
         address, door = chance.choice(doors)
-        crowd = chance.choice((1, 3, MAX_AT_DOOR + 6)) if kind is _silent else chance.choice((1, 3))
+        crowd = chance.choice((3, MAX_AT_DOOR + 6)) if kind is _silent else chance.choice((1, 3))
         echoes = chance.random() < 0.1
         for _ in range(crowd):
             heard = bytearray()
             words = kind(self, door.table.me, heard)
             visit = Visit(words, heard, echoes, chance.randrange(4) * MS_NS)
-            source = chance.choice(self._machine.hosts)
+            self._dial(address, visit, MAX_TIMES if kind is _silent else 1)
+
+    def _dial(self, address: Address, visit: Visit, times: int) -> None:
+        """And again each time that it is turned out, so that the door stays full for a while."""
+        if times:
+            visit.then = lambda: self._dial(address, visit, times - 1)
+            source = self._random.choice(self._machine.hosts)
             self._network.dial(self._process, address, S_NS, visit.begin, source)
 
     # -- for what is said
@@ -179,6 +186,7 @@ class Visit:
         self._words, self._heard, self._echoes = words, heard, echoes
         self._pause_ns = pause_ns
         self._socket: SimSocket | None = None
+        self.then: Callable[[], None] = lambda: None  # once it is over
 
     def begin(self, found: SimSocket | str) -> None:
         """It is there, or why it is not."""
@@ -198,6 +206,7 @@ class Visit:
 
     def ended(self, why: str) -> None:
         """See `User`."""
+        self.then()
 
     def _say_next(self) -> None:
         socket = self._socket
@@ -255,7 +264,7 @@ def _impostor(strangers: Strangers, door: Identity, heard: bytearray) -> Words:
     """In the name of a node that dials there, of this life of it or a later one."""
     chance = strangers.random
     node = chance.randrange(max(1, door.node))
-    me = Identity(door.job_hash, node, strangers.life_of(node) + chance.randrange(2))
+    me = Identity(door.job_hash, node, strangers.life_of(node) + chance.choice((0, 1, 1)))
     dial = Dial(chance.randrange(1 << 62), chance.choice((0, 0, 1, 99)), chance.random() < 0.3)
     nonce = chance.randbytes(NONCE_BYTES)
     wire = Connection(me, WRONG_SECRET, nonce, lambda peer, asked: None, dial)
@@ -268,4 +277,4 @@ def _impostor(strangers: Strangers, door: Identity, heard: bytearray) -> Words:
     yield from _garbage(strangers, door, heard)
 
 
-KINDS = (_silent, _garbage, _replay, _changed, _later, _impostor, _impostor)
+KINDS = (_silent, _silent, _garbage, _replay, _changed, _later, _impostor, _impostor)

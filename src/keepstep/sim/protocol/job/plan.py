@@ -16,7 +16,7 @@ from keepstep.sim.protocol.wire.network import Wires
 from keepstep.sim.protocol.world.boxes import LOST_POKES
 
 SHARES_STORE = 0.3  # in so many runs with a store somebody else uses it, too
-STRANGERS = 0.1  # in so many runs of several nodes somebody comes who does not know the secret
+STRANGERS = 0.15  # in so many runs of several nodes somebody comes who does not know the secret
 FIT_FEWER = ("none", "auto", "copies:2")  # policies that one node less can keep
 
 Launcher = Literal["agents", "foreign"]
