@@ -29,7 +29,7 @@ from keepstep.sim.protocol.checkers.memory import MemoryWithinBudget
 from keepstep.sim.protocol.checkers.missed import TheLostAreMissed
 from keepstep.sim.protocol.checkers.progress import TheCutMoves
 from keepstep.sim.protocol.checkers.shared_store import OtherTakesNothing, StoreIsShared
-from keepstep.sim.protocol.checkers.unmoved import StrangersChangeNothing, Witness
+from keepstep.sim.protocol.checkers.unmoved import RunWitness, StrangersChangeNothing
 from keepstep.sim.protocol.checkers.verdict import Verdicts
 from keepstep.sim.protocol.checkers.writer import OneWriter
 from keepstep.sim.protocol.faults.beside import Beside, BesideWatch
@@ -67,7 +67,7 @@ def run(seed: int, plan: RunPlan | None = None, fault: PortFault | None = None) 
     alone = SimJob(replace(plan, strangers=False), World(seed, fault))
     if not plan.strangers:
         return _run(alone)
-    witness = Witness(alone)
+    witness = RunWitness(alone)
     outcome = _run(alone, witness)
     if outcome.wrong is not None:
         return outcome

@@ -1,8 +1,8 @@
 """Unmoved: no word of a stranger changes anything.
 
 A run with strangers (`faults/strangers.py`) is compared with the same one without them, as it was
-written down by a `Witness`: at the same instants the same ranks do the same, keepers say and hear
-the same, the same stands in journals, and in the end the same bytes are in the store.
+written down by a `RunWitness`: at the same instants the same ranks do the same, keepers say and
+hear the same, the same stands in journals, and in the end the same bytes are in the store.
 
 Not verified: what is said to a person who asks (counts of refused connections); how much of a
 processor it costs.
@@ -24,7 +24,7 @@ from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.world import Process
 
 
-class Witness(Observer):
+class RunWitness(Observer):
     """`seen`: when what was seen, in its order."""
 
     def __init__(self, job: SimJob) -> None:
@@ -85,12 +85,12 @@ class Witness(Observer):
             self.see("stored", path, crc32(files[path].data))
 
 
-class StrangersChangeNothing(Witness):
+class StrangersChangeNothing(RunWitness):
     """Compares with what was seen without them."""
 
     NAME = "strangers change nothing"
 
-    def __init__(self, job: SimJob, without: Witness) -> None:
+    def __init__(self, job: SimJob, without: RunWitness) -> None:
         super().__init__(job)
         self._without = without.seen
 

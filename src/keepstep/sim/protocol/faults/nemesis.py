@@ -23,7 +23,7 @@ from random import Random
 from keepstep.model.snapshot import SlotState
 from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
 from keepstep.sim.protocol.faults.acts import Acts, header_of
-from keepstep.sim.protocol.faults.strangers import Injector, Squatter
+from keepstep.sim.protocol.faults.strangers import Squatter, WireRepeater
 from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.job.nodes import SimNode
 from keepstep.sim.protocol.job.program import Program
@@ -74,7 +74,7 @@ class Nemesis:
             if takes:
                 Squatter(self._job, chance)
             if injects:
-                Injector(self._job, self._world.stream("said again"))
+                WireRepeater(self._job, self._world.stream("said again"))
 
     def _kinds(self) -> list[tuple[float, Callable[[], str | None]]]:
         """With weights. None: there is nothing to do that to."""

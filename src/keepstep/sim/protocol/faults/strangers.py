@@ -8,7 +8,7 @@ another secret. Nothing of the job may go another way by it, at any time (`check
 what is drawn here is drawn from streams of its own, and nothing is written into the trace.
 
 A `Squatter` has the address of a machine that was lost, and answers there in any of these ways. An
-`Injector` says what it has read once more, in the middle of the connection that it was said on.
+`WireRepeater` says what it has read once more, in the middle of the connection that it was said on.
 These two cost time, as a node that hangs and a wire that flips bits do; they are judged as all
 other faults are.
 
@@ -150,7 +150,7 @@ class Squatter:
         Visit(words, bytearray(), chance.random() < 0.2, MS_NS).begin(socket)
 
 
-class Injector:
+class WireRepeater:
     """Says some of what it reads once more, where it was said, soon after."""
 
     def __init__(self, job: SimJob, chance: Random) -> None:

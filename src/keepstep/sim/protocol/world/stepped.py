@@ -23,7 +23,7 @@ class SteppedWorld:
         self._held_at = 0  # counted down by calls of the store; 0: it is not to stand
         self._until_ns = 0
         self._is_over = False
-        self._error: BaseException | None = None
+        self._has_failed = False  # by a mistake of the simulation, which its thread tells
         self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._live, name="a stepped world", daemon=True)
         self._thread.start()
@@ -38,8 +38,8 @@ class SteppedWorld:
         self._until_ns = until_ns
         self._turn.release()
         self._back.acquire()
-        if self._error is not None:
-            raise self._error
+        if self._has_failed and not self.is_held:
+            raise RuntimeError("the world beside this one has failed")
 
     def close(self) -> None:
         """What stands in a call is killed there."""
@@ -53,11 +53,12 @@ class SteppedWorld:
             self._turn.acquire()
             if self._is_over:
                 return
+            self._has_failed = True
             try:
                 self.world.run(self._until_ns)
-            except BaseException as error:  # noqa: BLE001  # raised in the other thread
-                self._error = error
-            self._back.release()
+                self._has_failed = False
+            finally:
+                self._back.release()
             if self._is_over:
                 return
 
