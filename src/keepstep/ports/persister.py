@@ -79,8 +79,7 @@ class CheckpointFormat(Protocol[D_contra, V]):
     """
 
     def already_there(self, attempt: CheckpointAttempt) -> bool:
-        """Whether there is a checkpoint of this state, and every byte is as written. Raises
-        IdentityError when it is another job's."""
+        """Whether the job has a checkpoint of this state, and every byte is as written."""
 
     def survey(
         self, draft: D_contra, attempt: CheckpointAttempt, node: int, slots: Sequence[Any]

@@ -722,7 +722,25 @@ def test_memory_of_a_launch_before_is_taken_when_the_job_has_not_gone_on_elsewhe
     assert isinstance(offer, Offer) and offer.source == source
     assert offer.stamp.step == (step if source == "store" else A_STEP.step)
     [go] = vote.has_loaded(0, offer.number)
-    assert isinstance(go, Go) and go.epoch == epoch + 1, "of its own, after all there were"
+    assert isinstance(go, Go)
+    assert go.epoch == (1000 if source == "store" else epoch + 1), "after all there were"
+
+
+@pytest.mark.parametrize(("newest", "begun"), [(0, 1000), (7, 1000), (999, 1000), (1000, 2000)])
+def test_who_goes_on_from_the_store_is_ahead_of_all_that_live_on_from_their_memory(
+    newest: int, begun: int
+) -> None:
+    """Of the run that wrote the checkpoint something may be left, and begin its next epochs."""
+    vote = Vote(1, has_store=True)
+    vote.joined(Ballot(0, 1, frozenset()))
+    [offer] = vote.listed(StoreListing([5], epoch=newest, epochs={5: newest}))
+    assert isinstance(offer, Offer) and offer.source == "store"
+    [go] = vote.has_loaded(0, offer.number)
+    assert isinstance(go, Go) and go.epoch == begun
+    vote.joined(Ballot(0, 1, frozenset({Stamp(6, begun)})))
+    assert vote.offer is not None and vote.offer.source == "memory"
+    [go] = vote.has_loaded(0, vote.offer.number)
+    assert isinstance(go, Go) and go.epoch == begun + 1
 
 
 def test_memory_is_next_when_what_is_newer_cannot_be_loaded() -> None:

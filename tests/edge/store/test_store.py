@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from keepstep.edge.store.checked_file import BLOCK_BYTES, store_errors
 from keepstep.edge.store.draft import MANIFEST
 from keepstep.edge.store.manifest import FileSum, Manifest, manifest_from_bytes
+from keepstep.edge.store.owner import StoreUser
 from keepstep.edge.store.store import Store
 from keepstep.errors import DamageError, StoreError
 from keepstep.model.checkpoint import CheckpointName, StoreListing, Timeline
@@ -479,12 +480,14 @@ def test_checkpoints_from_before_attempts_had_names_are_read(tmp_path: Path) -> 
     assert store.remove_incomplete(CheckpointName(0, 9)) == [] and store.intact(19) is not None
 
 
-def write_attempt(store: Store, name: CheckpointName, timeline: Timeline | None = None) -> None:
+def write_attempt(
+    store: Store, name: CheckpointName, timeline: Timeline | None = None, job: str = "test"
+) -> None:
     with store.draft(name) as draft:
         with draft.open("a") as file:
             file.write(b"%d" % name.attempt)
         files = dict(draft.files)
-        draft.publish(Manifest("test", name.step, 1, {}, 7, {}, files, *name[1:], timeline))
+        draft.publish(Manifest(job, name.step, 1, {}, 7, {}, files, *name[1:], timeline))
 
 
 def test_of_two_attempts_at_one_step_the_higher_counts_whoever_is_first(store: Store) -> None:
@@ -493,8 +496,9 @@ def test_of_two_attempts_at_one_step_the_higher_counts_whoever_is_first(store: S
         write_attempt(store, name)
     assert steps(store) == [5] and store.read_manifest(5).name == names[1]
     assert store.named(5) == names[1] and len(store.published()) == 3
-    assert store.intact_of(Stamp(5, 1)) == store.read_manifest(names[0])
-    assert store.intact_of(Stamp(5, 3)) is None
+    assert store.intact_of(Stamp(5, 1), "test") == store.read_manifest(names[0])
+    assert store.intact_of(Stamp(5, 3), "test") is None
+    assert store.intact_of(Stamp(5, 1), "another") is None
 
 
 def test_a_higher_attempt_that_is_damaged_is_not_taken_for_the_lower_one(tmp_path: Path) -> None:
@@ -586,6 +590,17 @@ def test_what_is_in_doubt_counts_no_more_and_is_not_removed(store: Store) -> Non
     assert all(store.intact(CheckpointName(step, 1, 1)) is not None for step in (5, 7))
     write_attempt(store, CheckpointName(5, 2, 1), Timeline(2, 3))  # the step, computed again
     assert list(store.look().usable) == [9, 5, 3]
+
+
+def test_a_doubt_is_not_about_what_another_job_has_computed(tmp_path: Path) -> None:
+    """Who has adopted it doubts its own numbers."""
+    store = Store(tmp_path / "store")
+    write_attempt(store, CheckpointName(5, 1, 1), Timeline(1, -1), job="another")
+    write_attempt(store, CheckpointName(7, 2, 1), Timeline(2, 5))
+    adopting = Store(tmp_path / "store", user=StoreUser("test", adopts=True))
+    assert adopting.doubt(0, 3) == [CheckpointName(7, 2, 1).directory]
+    assert store.intact_of(Stamp(5, 1), "another") is not None
+    assert store.intact_of(Stamp(5, 1), "test") is None, "each job writes its own"
 
 
 def test_of_what_is_in_doubt_the_way_of_the_job_still_counts(store: Store) -> None:

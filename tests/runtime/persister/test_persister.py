@@ -78,7 +78,7 @@ class PlainFormat:
         self._store = store
 
     def already_there(self, attempt: CheckpointAttempt) -> bool:
-        return self._store.intact_of(attempt.stamp) is not None
+        return self._store.intact_of(attempt.stamp, attempt.job) is not None
 
     def survey(
         self, draft: Draft, attempt: CheckpointAttempt, node: int, slots: Sequence[Slot]

@@ -115,6 +115,18 @@ class Refuse:
 Action = Offer | ListStore | Go | Refuse
 
 
+EPOCHS_OF_MEMORY = 1000
+
+
+def _epoch_after(epoch: int, source: str) -> int:
+    """What all begin when that was the newest. Who goes on from a checkpoint leaves room: who had
+    written it may live on somewhere, and begin epochs of its own from its memory, with the next
+    numbers. However often it does so, within reason, it stays the older one in the store."""
+    if source != "store":
+        return epoch + 1
+    return (epoch // EPOCHS_OF_MEMORY + 1) * EPOCHS_OF_MEMORY
+
+
 @dataclass
 class Vote:
     """One job's vote, over and over. `epoch` is the newest seen anywhere. `cut_off`: how many loads
@@ -221,7 +233,7 @@ class Vote:
             return self._permit_late()
         if any(self.loaded.get(r) != offer.number for r in range(self.world_size)):
             return self._permit_late()
-        self.epoch += 1
+        self.epoch = _epoch_after(self.epoch, offer.source)
         reached = max((*(self.checkpoints or ()), *self._lost()), default=-1)
         self.permitted = Go(self.epoch, offer, reached, self._doubted())
         self._look_anew()

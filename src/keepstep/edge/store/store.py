@@ -402,12 +402,12 @@ class Store:
         except DamageError:
             return None
 
-    def intact_of(self, stamp: Stamp) -> Manifest | None:
-        """The manifest of a checkpoint of just this state, whoever wrote it; None when there is
-        none whose every byte is as written. Raises StoreError."""
+    def intact_of(self, stamp: Stamp, job: str) -> Manifest | None:
+        """The manifest of that job's checkpoint of just this state, whichever of its leaders wrote
+        it; None when there is none whose every byte is as written. Raises StoreError."""
         names = [name for name in self._names() if (name.step, name.epoch) == stamp]
         found = (self.intact(name) for name in sorted(names, reverse=True))
-        return next((manifest for manifest in found if manifest is not None), None)
+        return next((each for each in found if each is not None and each.job == job), None)
 
     def open(self, manifest: Manifest, name: str) -> VerifiedFile:
         """One file of a checkpoint. Raises DamageError when it is missing or has another size."""
@@ -456,14 +456,18 @@ class Store:
 
     def doubt(self, first: int, before_epoch: int) -> list[str]:
         """See `ports.Checkpoints`. The mark needs no signature: who can put it there could as well
-        remove the checkpoint."""
+        remove the checkpoint. What was taken over from another job is not marked: it was
+        computed elsewhere, and may be gone on from there."""
         jobs = self._jobs_that_count()
         store = self.as_taken()
         found = store._read_all(jobs)
+        job = None if self._user is None else self._user.job
         names = [
             manifest.name
             for manifest in found.intact
-            if manifest.step >= first and manifest.name.epoch < before_epoch
+            if manifest.step >= first
+            and manifest.name.epoch < before_epoch
+            and job in (None, manifest.job)
         ]
         marked = []
         for name in sorted(set(names) - found.doubted):

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from keepstep.sim.protocol.checkers.account import AccountSumsUp
 from keepstep.sim.protocol.checkers.atlas import Atlas
@@ -27,10 +28,15 @@ from keepstep.sim.protocol.checkers.lost import LostSteps
 from keepstep.sim.protocol.checkers.memory import MemoryWithinBudget
 from keepstep.sim.protocol.checkers.missed import TheLostAreMissed
 from keepstep.sim.protocol.checkers.progress import TheCutMoves
+from keepstep.sim.protocol.checkers.shared_store import OtherTakesNothing, StoreIsShared
+from keepstep.sim.protocol.checkers.unmoved import RunWitness, StrangersChangeNothing
 from keepstep.sim.protocol.checkers.verdict import Verdicts
 from keepstep.sim.protocol.checkers.writer import OneWriter
+from keepstep.sim.protocol.faults.beside import Beside, BesideWatch
 from keepstep.sim.protocol.faults.nemesis import Nemesis
+from keepstep.sim.protocol.faults.strangers import Strangers
 from keepstep.sim.protocol.job.job import SimJob, SimOutcome
+from keepstep.sim.protocol.job.observer import Observer
 from keepstep.sim.protocol.job.plan import RunPlan, small
 from keepstep.sim.protocol.world.world import PortFault, World
 
@@ -55,17 +61,44 @@ CHECKERS = (
 
 
 def run(seed: int, plan: RunPlan | None = None, fault: PortFault | None = None) -> SimOutcome:
-    """One run, to its end."""
-    job = SimJob(plan or small(seed), World(seed, fault))
-    watch(job)
+    """One run, to its end. One with strangers is the same as without them, and is compared with
+    that."""
+    plan = plan or small(seed)
+    alone = SimJob(replace(plan, strangers=False), World(seed, fault))
+    if not plan.strangers:
+        return _run(alone)
+    witness = RunWitness(alone)
+    outcome = _run(alone, witness)
+    if outcome.wrong is not None:
+        return outcome
+    visited = SimJob(plan, World(seed, fault))
+    Strangers(visited)
+    return _run(visited, StrangersChangeNothing(visited, witness))
+
+
+def _run(job: SimJob, *more: Observer) -> SimOutcome:
+    """With whoever else uses its store."""
+    if not job.plan.beside:
+        watch(job, *more)
+        Nemesis(job)
+        return job.run()
+    beside = Beside(job)
+    atlas = Atlas(beside.other)
+    others = (NoWrongBytes(beside.other, atlas), OtherTakesNothing(beside), BesideWatch(beside))
+    beside.other.watch([atlas, *others])
+    watch(job, *more, StoreIsShared(beside))
     Nemesis(job)
-    return job.run()
+    try:
+        beside.begin()
+        return job.run()
+    finally:
+        beside.close()
 
 
-def watch(job: SimJob) -> None:
-    """Have it judged by all checkers."""
+def watch(job: SimJob, *more: Observer) -> None:
+    """Have it judged by all checkers, and by these."""
     atlas = Atlas(job)
-    job.watch([atlas, *(new(job, atlas) for new in CHECKERS)])
+    job.watch([atlas, *(new(job, atlas) for new in CHECKERS), *more])
 
 
 def replay_command(seed: int) -> str:

@@ -43,7 +43,7 @@ from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.files import CheckpointFiles
 from keepstep.edge.torch.dcp.plan import WritePlan, make_plan
 from keepstep.edge.torch.dcp.tree import RankState, Value, flat
-from keepstep.errors import ConfigError, DamageError, IdentityError, LayoutError
+from keepstep.errors import ConfigError, DamageError, LayoutError
 from keepstep.model.checkpoint import CheckpointAttempt
 
 METADATA = ".metadata"
@@ -52,15 +52,8 @@ NodeValues = dict[int, dict[str, Value]]  # a node's values, by rank and name
 
 
 def already_there(store: Store, attempt: CheckpointAttempt) -> Manifest | None:
-    """The checkpoint of this state, when it is there and every byte is as written. Raises
-    IdentityError when it is another job's."""
-    present = store.intact_of(attempt.stamp)
-    if present is not None and present.job != attempt.job:
-        url = store.url(present.name)
-        raise IdentityError(
-            f"{url}: expected a checkpoint of job {attempt.job!r}, found one of {present.job!r}"
-        )
-    return present
+    """The checkpoint of this state, when it is there and every byte is as written."""
+    return store.intact_of(attempt.stamp, attempt.job)
 
 
 def survey(

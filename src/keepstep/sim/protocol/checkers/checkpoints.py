@@ -50,15 +50,16 @@ class CheckpointsAreWhole(Checker):
     def _shown_and_whole(self) -> list[int]:
         """What a disk that lies has kept all the same is a checkpoint as any other."""
         store, disk = self._store(), self.job.around.disk
-        shown = (s for s in store.look().usable if store.place(s, MANIFEST).path not in disk.hidden)
+        shown = (s for s in self._steps(store) if store.place(s, MANIFEST).path not in disk.hidden)
         return [step for step in shown if not disk.has_lied or self._is_whole(store, step)]
 
     def removed(self, process: Process, path: str) -> None:
         """Called before it is."""
-        if not path.endswith(f"/{MANIFEST}") or self.job.around.disk.has_lied:
+        is_ours = process.world is self.job.world
+        if not is_ours or not path.endswith(f"/{MANIFEST}") or self.job.around.disk.has_lied:
             return
         store = self._store()
-        steps = store.look().usable
+        steps = self._steps(store)
         whole = [step for step in steps if store.intact(step) is not None]
         step = next((s for s in whole if store.place(s, MANIFEST).path == path), None)
         if step is not None and len([s for s in whole if s > step]) < KEPT:
@@ -68,12 +69,17 @@ class CheckpointsAreWhole(Checker):
         if self.job.around.settings.store is None:
             return
         store = self._store()
-        whole = [step for step in store.look().usable if self._is_whole(store, step)]
+        whole = [step for step in self._steps(store) if self._is_whole(store, step)]
         for step in whole:
             self._compare(store, step)
         has_lied = self.job.around.disk.has_lied
         if not has_lied and max(whole, default=-1) < self._newest:
             self.violated(f"step {self._newest} was in the store, and at the end there are {whole}")
+
+    def _steps(self, store: Store) -> list[int]:
+        """Those of the job's checkpoints that count, newest first."""
+        found = store.follow().list_checkpoints({self.job.plan.job})
+        return [manifest.step for manifest in found.checkpoints]
 
     def _store(self) -> Store:
         around = self.job.around

@@ -122,6 +122,12 @@ class Verdicts(Checker):
         self._gave_up |= exit_code != 0
         self._was_refused |= exit_code == CODE_REFUSED and bool(self.job.plan.min_nodes)
 
+    @property
+    def _has_lost_its_store(self) -> bool:
+        """It may be another job's now: nothing of this one is stored there any more."""
+        beside, disk = self.job.plan.beside, self.job.around.disk
+        return beside in ("races", "adopts") or (beside == "another" and disk.has_lied)
+
     def over(self) -> None:
         waiting = sorted(program.who.rank for program in self._asking if program.process.alive)
         if waiting:
@@ -135,6 +141,7 @@ class Verdicts(Checker):
         is_excused = (
             is_done
             or self._was_refused
+            or self._has_lost_its_store
             or any(e in fault for e in EXCUSES for fault in self.job.faults)
         )
         if self._gave_up and not is_excused and not self.job.was_told_to_end:

@@ -3,12 +3,13 @@
 By hierarchy: a bit, a process, a link, a machine, a rack, the store, the agents' shared memory, a
 clock, memory; alone, or one more within the moments in which the job recovers from the one before.
 In some runs connections get stuck and break all along (`Wires.breaks`); that is not counted here.
-In some with a store its lists fall behind once, and all memory is lost meanwhile.
+In some with a store its lists fall behind once, and all memory is lost meanwhile. In some a
+stranger has the addresses of lost machines, or says again what was said (`strangers.py`).
 After `Plan.faults_until_ns` it heals what can be healed and does nothing more: from then on the job
 has to come to its end.
 
 What it never does: hang a thread of a process that otherwise goes on, reorder what a machine's
-memory has been told, forge a message, lose what the agents' shared memory has written but with the
+memory has been told, lose what the agents' shared memory has written but with the
 agent that has it.
 """
 
@@ -22,6 +23,7 @@ from random import Random
 from keepstep.model.snapshot import SlotState
 from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
 from keepstep.sim.protocol.faults.acts import Acts, header_of
+from keepstep.sim.protocol.faults.strangers import Squatter, WireRepeater
 from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.job.nodes import SimNode
 from keepstep.sim.protocol.job.program import Program
@@ -31,6 +33,8 @@ AGAIN = 0.35  # how often something else goes wrong while all recover
 BREAKS = 0.1  # in so many runs the connections between the ranks break once
 LOST_WHILE_THEY_MEET = 0.25  # in so many runs machines are lost while agents meet, at each strike
 FALLS_BEHIND = 0.25  # in so many runs with a store its lists fall behind once
+TAKES_ADDRESSES = 0.1  # in so many runs a stranger has the addresses of lost machines
+INJECTS = 0.1  # in so many what was said is said again by somebody between
 ALL_LOST = 0.7  # and all machines are lost meanwhile
 SOON_NS = 3 * S_NS
 
@@ -59,7 +63,18 @@ class Nemesis:
         if plan.faults and plan.store and behind.random() < FALLS_BEHIND:
             at_ns = behind.randrange(max(1, plan.faults_until_ns))
             self._world.after(at_ns, None, self._store_falls_behind, behind)
+        self._let_strangers_in()
         self._world.after(plan.faults_until_ns, None, self._heal)
+
+    def _let_strangers_in(self) -> None:
+        """To what a lost machine has left, and into connections."""
+        plan, chance = self._job.plan, self._world.stream("between them")
+        takes, injects = chance.random() < TAKES_ADDRESSES, chance.random() < INJECTS
+        if plan.faults and plan.nodes > 1 and not plan.wires.light:
+            if takes:
+                Squatter(self._job, chance)
+            if injects:
+                WireRepeater(self._job, self._world.stream("said again"))
 
     def _kinds(self) -> list[tuple[float, Callable[[], str | None]]]:
         """With weights. None: there is nothing to do that to."""

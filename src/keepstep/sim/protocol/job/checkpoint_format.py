@@ -31,7 +31,7 @@ from keepstep.edge.store.parts import (
     survey_to_bytes,
 )
 from keepstep.edge.store.store import Store
-from keepstep.errors import DamageError, IdentityError, LayoutError
+from keepstep.errors import DamageError, LayoutError
 from keepstep.model.checkpoint import CheckpointAttempt
 from keepstep.ports import Clock
 from keepstep.sim.protocol.job.oracle import MIXED_BYTES, advance
@@ -57,10 +57,7 @@ class SimFormat:
 
     def already_there(self, attempt: CheckpointAttempt) -> bool:
         """See `ports.CheckpointFormat`."""
-        present = self._store.intact_of(attempt.stamp)
-        if present is not None and present.job != attempt.job:
-            raise IdentityError(f"expected a checkpoint of {attempt.job}, found {present.job}'s")
-        return present is not None
+        return self._store.intact_of(attempt.stamp, attempt.job) is not None
 
     def survey(
         self, draft: Draft, attempt: CheckpointAttempt, node: int, slots: Sequence[Slot]

@@ -7,13 +7,14 @@ digest of everything that happened.
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from keepstep.config import Settings, resolve
 from keepstep.errors import MemoryBudgetError
 from keepstep.model.launch import Launch
 from keepstep.model.units import S_NS
+from keepstep.model.wire import Address
 from keepstep.sim.protocol.job.launcher import ForeignLauncher
 from keepstep.sim.protocol.job.meetings import Meetings
 from keepstep.sim.protocol.job.nodes import SimNode
@@ -27,7 +28,6 @@ from keepstep.sim.protocol.world.kv import KVPath, KVPlace
 from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.world import Crash, World
 
-NAME = "simulated"
 MEETING_PORT = 29400
 MAX_RESTARTS = 1000
 KEPT = 2  # checkpoints
@@ -51,9 +51,18 @@ class SimOutcome:
 
 
 class SimJob:
-    """`violations` ends the run as soon as there is one."""
+    """`violations` ends the run as soon as there is one. `waits`: whether somebody else, who shares
+    its store, has not ended yet."""
 
-    def __init__(self, plan: RunPlan, world: World) -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        world: World,
+        disk: SharedDisk | None = None,
+        states: int | None = None,
+    ) -> None:
+        """`disk`: where the store is; one of its own unless given. `states`: the seed of what is
+        trained; the world's unless given."""
         self.plan = plan
         self.world = world
         self.nodes: list[SimNode] = []  # by their machines' numbers
@@ -61,6 +70,8 @@ class SimJob:
         self.faults: list[str] = []
         self.lost_steps = 0
         self.was_told_to_end = False  # by a signal
+        # A machine is lost; where its keeper has listened.
+        self.on_lost: Callable[[Machine, list[Address]], None] = lambda machine, addresses: None
         self._random = world.stream("job")
         world.on_crash = self._crashed
         network = Network(world, plan.wires)
@@ -71,15 +82,19 @@ class SimJob:
             settings=_settings(plan),
             launch=_launch(plan, first_host),
             network=network,
-            disk=SharedDisk(world.stream("disk")),
+            disk=disk or SharedDisk(world.stream("disk")),
             kv=KVPlace(world, KVPath()),
             meetings=Meetings(world, network),
             oracle=Oracle(
-                world.seed, plan.world_size, plan.nbytes, Kinds(plan.replicas, plan.astray)
+                world.seed if states is None else states,
+                plan.world_size,
+                plan.nbytes,
+                Kinds(plan.replicas, plan.astray),
             ),
             observers=Observers([]),
             awaited=self._awaited,
         )
+        self.waits: Callable[[], bool] = lambda: False
         self._needed = plan.min_nodes  # nodes without which the job cannot go on
         self.launcher: ForeignLauncher | None = None
         self._hosts: set[int] = set()  # machines that have had the meeting point's name
@@ -94,7 +109,8 @@ class SimJob:
             around.network.on_hear = around.observers.heard
         around.network.on_link = around.observers.linked
         around.kv.on_write = around.observers.written
-        around.disk.on_remove = around.observers.removed
+        if around.observers.wants("removed"):
+            around.disk.on_remove.append(around.observers.removed)
 
     def begin(self) -> None:
         """Start the cluster."""
@@ -128,9 +144,11 @@ class SimJob:
 
     def lose_machine(self, node: SimNode) -> None:
         """With all that is on it; another one comes after a while, if there is one."""
-        machine = node.machine
-        self.around.network.lose(machine.number)
+        machine, network = node.machine, self.around.network
+        listens = [at for at, door in network.doors.items() if door.process.machine is machine]
+        network.lose(machine.number)
         machine.lose("its machine is lost")
+        self.on_lost(machine, listens)
         if self.plan.replaces or len(self.living_nodes()) < self._needed:
             self._replace(machine)
 
@@ -190,8 +208,12 @@ class SimJob:
         has_ended = self.launcher is not None or all(n.exit_code is not None for n in living)
         return has_ended and not any(node.machine.processes for node in living)
 
+    def look_for_its_end(self) -> None:
+        """The world stops then."""
+        self.world.after(S_NS, None, self._look)
+
     def _look(self) -> None:
-        if self.is_over:
+        if self.is_over and not self.waits():
             self.world.stop()
             return
         self._end_latecomers()
@@ -217,7 +239,7 @@ class SimJob:
     def finish(self) -> SimOutcome:
         """To its end, once it has begun."""
         world = self.world
-        world.after(S_NS, None, self._look)
+        self.look_for_its_end()
         world.run(self.plan.limit_ns)
         if not self.violations and not self.is_over:
             self.violations.append(
@@ -252,13 +274,14 @@ def _launch(plan: RunPlan, first_host: str) -> Launch:
         nodes=plan.nodes,
         min_nodes=plan.min_nodes or plan.nodes,
         endpoint=(first_host, MEETING_PORT) if plan.nodes > 1 else None,
-        job=NAME,
+        job=plan.job,
     )
 
 
 def _settings(plan: RunPlan) -> Settings:
     config = {
-        "job": NAME,
+        "job": plan.job,
+        "adopt": plan.adopts,
         "store": "simulated://store" if plan.store else None,
         "persist_every_steps": plan.persist_every_steps,
         "keep": f"latest:{KEPT}",
@@ -275,4 +298,4 @@ def _settings(plan: RunPlan) -> Settings:
         "budget": UNLIMITED,
         "share_replicas": "node" if plan.replicas else "off",
     }
-    return resolve(config, {"HOME": "/nowhere"}, NAME)
+    return resolve(config, {"HOME": "/nowhere"}, plan.job)

@@ -229,10 +229,11 @@ class SimNode:
         )
 
     def _read_checkpoint(self, process: Process, rank: int, step: int) -> bytes:
-        url = self.around.settings.store
-        if url is None:
+        settings = self.around.settings
+        if settings.store is None:
             raise StoreError("a checkpoint was offered, and this rank knows of no store")
-        store = open_store(url, self.around.disk, process)
+        disk = self.around.disk
+        store = open_store(settings.store, disk, process, settings.job, settings.adopt).as_taken()
         return read_state(store, step, rank, self.around.oracle.nbytes(rank))
 
     def connect_standby(self, process: Process, standby: Standby) -> Box | None:
@@ -344,7 +345,8 @@ class KeeperLife:
 
     def _world(self) -> KeeperWorld:
         around = self._node.around
-        url = around.settings.store
+        settings = around.settings
+        url = settings.store
         workers = SimExecutor(self.process, around.plan.work_ns)
         return KeeperWorld(
             clock=self._node.machine.clock,
@@ -358,7 +360,7 @@ class KeeperLife:
             wake=self._wake,
             checkpoints=None
             if url is None
-            else open_store(url, around.disk, self.process, around.settings.job),
+            else open_store(url, around.disk, self.process, settings.job, settings.adopt),
             persisters=None if url is None else self._persisters(),
             pid=self.process.pid,
             uid=UID,

@@ -31,9 +31,11 @@ BLOCK_BYTES = 128  # small states still have several
 T = TypeVar("T")
 
 
-def open_store(url: str, disk: SharedDisk, process: Process, job: str | None = None) -> Store:
+def open_store(
+    url: str, disk: SharedDisk, process: Process, job: str | None = None, adopts: bool = False
+) -> Store:
     """As that process sees it. `job`: whose it is to be; None: somebody only looks."""
-    user = None if job is None else StoreUser(job)
+    user = None if job is None else StoreUser(job, adopts)
     return Store(url, fs=SimFileSystem(disk, process), block_bytes=BLOCK_BYTES, user=user)
 
 
@@ -78,7 +80,7 @@ class SimPersisters:
         settings = self._settings
         machine = child.machine
         assert settings.store is not None
-        store = open_store(settings.store, self._disk, child, settings.job)
+        store = open_store(settings.store, self._disk, child, settings.job, settings.adopt)
         persister = Persister(
             job=settings.job,
             job_dir=settings.job_dir,

@@ -15,9 +15,12 @@ from keepstep.sim.protocol.job.program import EvenTempo, Script, Tempo
 from keepstep.sim.protocol.wire.network import Wires
 from keepstep.sim.protocol.world.boxes import LOST_POKES
 
+SHARES_STORE = 0.3  # in so many runs with a store somebody else uses it, too
+STRANGERS = 0.15  # in so many runs of several nodes somebody comes who does not know the secret
 FIT_FEWER = ("none", "auto", "copies:2")  # policies that one node less can keep
 
 Launcher = Literal["agents", "foreign"]
+Beside = Literal["", "another", "races", "adopts", "yesterday"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,12 @@ class RunPlan:
     comes for each that is lost; else only where fewer than `min_nodes` would be left. `slow`: how
     many times as long as another rank's the acts of the last rank take. `replicas`: of so many
     kinds the ranks are, and share; 0: each is of its own. `astray`: a rank, and the step from which
-    on it is no replica any more."""
+    on it is no replica any more. `job`: its name; `adopts`: it takes over what others have left in
+    the store. `strangers`: somebody without the secret comes to keepers' ports
+    (`faults/strangers.py`). `beside`: who else uses the store (`faults/beside.py`)."""
 
+    job: str = "simulated"
+    adopts: bool = False
     nodes: int = 2
     ranks_per_node: int = 1
     launcher: Launcher = "agents"
@@ -80,6 +87,8 @@ class RunPlan:
     slow: int = 1
     replicas: int = 0
     astray: tuple[int, int] | None = None
+    strangers: bool = False
+    beside: Beside = ""
     jumps: bool = False  # of wall clocks, beyond what docs/assumptions.md allows
     wires: Wires = field(default_factory=Wires)
     faults: int = 0
@@ -196,8 +205,30 @@ def _with_what_is_rare(plan: RunPlan, seed: int) -> RunPlan:
         interfaces=interfaces,
         link_streams=link_streams,
         slots=1 if has_one_slot else plan.slots,
+        strangers=plan.nodes > 1 and Random(f"{seed}/strangers").random() < STRANGERS,
     )
-    return _sharing(rare, seed)
+    return _with_another(_sharing(rare, seed), seed)
+
+
+def _with_another(plan: RunPlan, seed: int) -> RunPlan:
+    """Some of those that have a store share it."""
+    chance = Random(f"{seed}/beside")
+    if not plan.store or chance.random() >= SHARES_STORE:
+        return plan
+    return beside(plan, chance.choice(("another", "races", "adopts", "yesterday", "yesterday")))
+
+
+def beside(plan: RunPlan, kind: Beside) -> RunPlan:
+    """With another run on the same store. Who loses the store to another one is not disturbed
+    otherwise: nothing would be left to go on from."""
+    loses_it = kind in ("races", "adopts")
+    return replace(
+        plan,
+        beside=kind,
+        faults=0 if loses_it else plan.faults,
+        launcher="agents" if loses_it else plan.launcher,
+        persist_every_steps=plan.persist_every_steps or 3,
+    )
 
 
 def _sharing(plan: RunPlan, seed: int) -> RunPlan:

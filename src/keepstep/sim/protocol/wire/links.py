@@ -193,13 +193,14 @@ class SimPeers:
         self._woken: list[SimCarrier] = []
         self._is_ticking = False
         self._is_closed = False
+        self._chance = network.random
         self.table = LinkTable(
             me=me,
             secret=secret,
             receiver=receiver,
             shell=self,
             options=options,
-            entropy=Entropy(lambda: network.random.randbytes(NONCE_BYTES), network.world.now_ns),
+            entropy=Entropy(lambda: self._chance.randbytes(NONCE_BYTES), network.world.now_ns),
             new_lock=threading.Lock,  # for which nobody waits; cheaper than none that is Python
         )
 
@@ -284,7 +285,10 @@ class SimPeers:
 
     def accept(self, socket: SimSocket) -> None:
         carrier = SimCarrier(self, socket, _nobody_waits)
-        carrier.carry(self.table.accepted(carrier, socket.pipe.hosts[0]))
+        self._chance = socket.chance  # what a stranger brings about is drawn for the stranger
+        endpoint = self.table.accepted(carrier, socket.pipe.hosts[0])
+        self._chance = self._network.random
+        carrier.carry(endpoint)
 
 
 class SimCarrier:

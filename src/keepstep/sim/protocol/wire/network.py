@@ -6,8 +6,10 @@ Comes in: what the nemesis does to paths and to what crosses them. Goes out: con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from keepstep.core.wire.health import LinkTimeouts
@@ -79,6 +81,8 @@ class Network:
         self.on_send: Callable[[SimLinks, int, MeshMessage], None] | None = None
         self.on_link: Callable[[SimLinks, int], None] = lambda links, node: None
         self.on_hear: Callable[[SimLinks, int, MeshMessage], None] | None = None
+        # Who read the wire: by which end it is sent, and what.
+        self.taps: list[Callable[[SimSocket, Sequence[Piece]], None]] = []
         # What arrives within so long of something else arrives with it: one event for many pieces.
         self.step_ns = wires.latency_ns // 4
         self.is_faulty = False  # some path does not carry, or does not flow
@@ -96,6 +100,18 @@ class Network:
         self._busy_ns: dict[tuple[str, str], int] = {}  # until when blocks take that road
         self.flips = wires.flips
         self.breaks = wires.breaks
+
+    def aside(self, chance: Random) -> Network:
+        """Other wires to the same doors, which nobody else uses: nothing happens to them, and what
+        crosses them changes nothing that is drawn for anybody else."""
+        wires = copy(self)
+        wires.random = chance
+        wires.connections = {}
+        wires._busy_ns = {}
+        wires.is_faulty = wires.may_harm = False
+        wires.breaks = 0.0
+        wires.taps = []
+        return wires
 
     # -- who listens where
 
@@ -117,6 +133,11 @@ class Network:
     def release(self, address: tuple[str, int]) -> None:
         self._taken.discard(address)
         self.doors.pop(address, None)
+
+    def take(self, address: tuple[str, int], door: Listener) -> None:
+        """Somebody has the address of a machine that is no more, and listens there."""
+        self._hosts[address[0]] = door.process.machine.number
+        self.doors[address] = door
 
     def dial(
         self,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -70,14 +71,27 @@ class SimSocket:
         self._burst_ns = -1  # when the last of it was sent, and how long that takes
         self._latency_ns = 0
 
+    @property
+    def chance(self) -> Random:
+        """From which is drawn what happens on its wires."""
+        return self._network.random
+
     # what the program does
 
     def send(self, pieces: Sequence[Piece]) -> None:
         """One directly after the other. Nothing happens when the connection is no more."""
         if self.is_open:
+            network = self._network
+            for tap in network.taps:
+                tap(self, pieces)
             self.other._put(pieces)
-            if self._network.breaks:
-                self._network.sent(self.other)
+            if network.breaks:
+                network.sent(self.other)
+
+    def inject(self, piece: Piece) -> None:
+        """Somebody between sends that as if it came from this end."""
+        if self.is_open:
+            self.other._put([piece])
 
     def close(self) -> None:
         """The other end hears of it behind everything that was sent."""

@@ -53,8 +53,8 @@ class SharedDisk:
     """`full`: nothing more can be written. `away`: the part of all calls that fail. `slow_ns`: how
     long each call takes at most. `lying`: what is written from now on lies there differently;
     `has_lied`: some of it did. `unreadable`: files that nobody can read. `is_behind`: lists show
-    what was there when that began; `hidden`: all that came meanwhile, ever. `on_remove` sees each
-    file that is about to be removed, and by whom."""
+    what was there when that began; `hidden`: all that came meanwhile, ever. `on_remove`: those who
+    see each file that is about to be removed, and by whom."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -66,7 +66,7 @@ class SharedDisk:
         self.unreadable: set[str] = set()  # paths of files
         self.hidden: set[str] = set()
         self._listed: dict[str, bool] | None = None  # by path, whether it is a file
-        self.on_remove: Callable[[Process, str], None] = _nobody
+        self.on_remove: list[Callable[[Process, str], None]] = []
         self.files: dict[str, DiskFile] = {}
         self.directories: set[str] = {""}
 
@@ -208,7 +208,8 @@ class SimFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         path = self._strip_protocol(path)
         self.call("remove", path)
         self._file(path)
-        self._disk.on_remove(self._process, path)
+        for seen in self._disk.on_remove:
+            seen(self._process, path)
         del self._disk.files[path]
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **how: Any) -> None:
@@ -331,7 +332,3 @@ def _below(above: str, directory: str, paths: Iterable[str]) -> list[str]:
         for path in paths
         if path.startswith(above) and path != directory and "/" not in path[len(above) :]
     )
-
-
-def _nobody(process: Process, path: str) -> None:
-    """Nobody wants to know."""

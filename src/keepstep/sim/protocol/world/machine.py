@@ -14,7 +14,6 @@ from keepstep.model.units import MIB, MS_NS, S_NS
 from keepstep.sim.protocol.world.memory import MachineFiles
 from keepstep.sim.protocol.world.world import Process, World
 
-YEAR_2026_NS = 1_767_225_600 * S_NS
 UID = 1000
 FIRST_PID = 1000
 
@@ -99,7 +98,7 @@ class SimClock:
         return ""
 
     def wall_ns(self) -> int:
-        return YEAR_2026_NS + self._world.now_ns + self.wall_error_ns
+        return self._world.began_wall_ns + self._world.now_ns + self.wall_error_ns
 
 
 class SimJournal:

@@ -22,11 +22,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from keepstep.errors import KeepstepError
+from keepstep.model.units import S_NS
 
 if TYPE_CHECKING:
     from keepstep.sim.protocol.world.machine import Machine
 
 TRACE_LINES = 400
+YEAR_2026_NS = 1_767_225_600 * S_NS
 CALL_NS = 1_000_000  # of processor time that a call takes, as others see it
 
 
@@ -81,11 +83,13 @@ class Trace:
 
 
 class World:
-    """`fault`: the port call that fails, for loops over all of them."""
+    """`fault`: the port call that fails, for loops over all of them. `began_wall_ns`: what time it
+    was when it began, as people see it."""
 
     def __init__(self, seed: int, fault: PortFault | None = None) -> None:
         self.seed = seed
         self.now_ns = 0
+        self.began_wall_ns = YEAR_2026_NS
         self.events = 0
         self.trace = Trace()
         self.on_crash: Callable[[Crash], None] = _nobody
@@ -117,6 +121,11 @@ class World:
     def stop(self) -> None:
         """No further call is made."""
         self.stopped = True
+
+    @property
+    def next_ns(self) -> int | None:
+        """When something is to happen; None: nothing is."""
+        return self._heap[0][0] if self._heap else None
 
     def run(self, until_ns: int) -> None:
         """Until then, or until somebody stops it."""
