@@ -16,9 +16,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from keepstep.core.wire.connection import Admit, Connection
+from keepstep.core.wire.connection import Admit, Connection, refusal_record
 from keepstep.core.wire.door import Door
 from keepstep.core.wire.endpoint import Endpoint, Transport
 from keepstep.core.wire.knock import CHALLENGE_BYTES, Knock, Knocker, knock_key
@@ -332,6 +332,14 @@ class LinkTable:
     def knock(self) -> Knock:
         """What somebody who has connected has to say first; then they are `accepted`."""
         return Knock(self._knock_key, self._entropy.nonce()[:CHALLENGE_BYTES])
+
+    def new_door(self) -> Door[Any]:
+        """For those who have not knocked yet."""
+        return Door(MAX_AT_DOOR)
+
+    def refusal_record(self, reason: Refusal) -> bytes:
+        """What is said to one of them who is not listened to."""
+        return refusal_record(reason)
 
     def neighbours(self) -> frozenset[str]:
         """The addresses at which nodes of the mesh are said to be."""

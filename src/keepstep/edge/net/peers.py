@@ -96,7 +96,13 @@ class Peers:
         )
         table = self._table
         household = Household(
-            table.knock, table.neighbours, self._let_in, self._sent_away, self._hung_up
+            door=table.new_door(),
+            new_knock=table.knock,
+            refusal_record=table.refusal_record,
+            neighbours=table.neighbours,
+            let_in=self._let_in,
+            refused=self._sent_away,
+            hung_up=self._hung_up,
         )
         self._porch = Porch(self._listeners, household, options.tcp.handshake_s)
         self._watcher = self._start(self._watch)

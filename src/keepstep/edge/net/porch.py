@@ -18,16 +18,18 @@ import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from keepstep.core.wire.connection import refusal_record
-from keepstep.core.wire.door import Door
-from keepstep.core.wire.knock import Knock, Knocker
-from keepstep.core.wire.link_table import BUSY
 from keepstep.model.units import S_NS
 from keepstep.model.wire import MAX_AT_DOOR, Refusal, Refused
 
+if TYPE_CHECKING:
+    from keepstep.core.wire.door import Door
+    from keepstep.core.wire.knock import Knock, Knocker
+
 PAUSE_S = 0.1  # when the machine gives no more descriptors
 MOST_UNHEARD = 4096
+BUSY = Refused(Refusal.BUSY, f"{MAX_AT_DOOR} have not knocked yet, and another one has come")
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +49,9 @@ class Household:
     """Who lives behind the porch. `refused`: called with an address, and why somebody from there
     was sent away; `hung_up`: somebody has gone by themselves. All on the porch's thread."""
 
+    door: Door[Visitor]
     new_knock: Callable[[], Knock]
+    refusal_record: Callable[[Refusal], bytes]
     neighbours: Callable[[], AbstractSet[str]]
     let_in: Callable[[socket.socket, str], None]
     refused: Callable[[str, Refused], None]
@@ -63,7 +67,7 @@ class Porch:
         """`knock_s`: so long each has."""
         self._household = household
         self._knock_s = knock_s
-        self._door: Door[Visitor] = Door(MAX_AT_DOOR)
+        self._door = household.door
         self._visitors: dict[Visitor, None] = {}  # in the order in which they have to go
         self._is_over = False
         self._selector = selectors.DefaultSelector()
@@ -154,7 +158,7 @@ class Porch:
         visitor.is_refused = True
         self._household.refused(visitor.source, refused)
         with contextlib.suppress(OSError):
-            visitor.sock.send(refusal_record(refused.reason))
+            visitor.sock.send(self._household.refusal_record(refused.reason))
             visitor.sock.shutdown(socket.SHUT_WR)
 
     def _send_away(self, visitor: Visitor, why: Refused | None) -> None:
