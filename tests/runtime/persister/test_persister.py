@@ -196,9 +196,8 @@ class Node:
     def check(self, *steps: int) -> None:
         """Those are whole, and nothing is broken."""
         epochs = dict.fromkeys(steps, 1)
-        assert self.store.look() == StoreListing(
-            list(steps), epoch=len(epochs) and 1, epochs=epochs
-        )
+        has_led = self.store.removal_record() is not None
+        assert self.store.look() == StoreListing(list(steps), epoch=int(has_led), epochs=epochs)
         for step in steps:
             manifest = self.store.verify(step)
             names = sorted(manifest.files)
@@ -348,7 +347,9 @@ def test_a_leader_that_wakes_after_its_successor_has_removed_removes_nothing(nod
     node.start()
     node.hold(4)
     sleeping = until_it_removes(node, 4, epoch=1)
-    record = RemovalRecord(1, 2, "its successor", is_held=False)
+    found = node.store.removal_record()
+    assert found is not None and found.epoch == 1, "its own, told before it wrote anything"
+    record = RemovalRecord(found.number + 1, 2, "its successor", is_held=False)
     assert node.store.put_removal_record(record)
     said = run_acts(sleeping)
     assert said.ok and "its successor removes in epoch 2, and this is epoch 1" in said.why
@@ -406,7 +407,7 @@ def test_a_lease_that_is_not_looked_at_in_time_is_not_used(node: Node) -> None:
 def test_who_follows_one_that_died_removing_waits_for_its_lease(node: Node) -> None:
     node.hold(3)
     assert node.attempt(3)[-1].ok
-    assert node.store.put_removal_record(RemovalRecord(1, 0, "a dead one", is_held=True))
+    assert node.store.put_removal_record(RemovalRecord(5, 1, "a dead one", is_held=True))
     for step, left in ((4, [4, 3]), (5, [5, 4, 3])):
         node.hold(step)
         said = node.attempt(step)[-1]
@@ -547,7 +548,7 @@ def test_a_leader_of_yesterday_removes_nothing_of_its_successor(node: Node) -> N
     assert new.do("survey", 3, number=5).ok
     old.write(6, number=20)
     old.write(7, number=21)
-    assert old.stored == [(7, 1)], "nobody has published anything newer"
+    assert old.stored == [(7, 1), (6, 1), (2, 1)], "somebody leads in a later epoch"
     assert new.do("part", 3, number=5).ok and new.do("publish", 3, number=5).ok
     assert new.stored == [(3, 2)], "what the job went back behind is gone"
     answer = old.do("survey", 9, number=22)

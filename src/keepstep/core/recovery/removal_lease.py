@@ -8,8 +8,9 @@ one that has not given it back a whole lease after it has *seen* that record (Gr
 Leases, SOSP 1989). So no two hold it at one instant while clocks run within 5 % of each other's
 rate, whatever time they tell.
 
-The epoch in the record fences: who leads an older one gets the lease no more, however long it has
-stood still, and at whatever time it wakes.
+The epoch in the record fences: each leader announces its own before it writes its first checkpoint,
+and from then on who leads an older one has and gets the lease no more, however long it has stood
+still.
 
 Invariant: numbers only grow, and the epoch of a record is never below that of the one before it.
 """
@@ -33,6 +34,7 @@ class RemovalLease:
         self._holder = holder
         self._seen: RemovalRecord | None = None
         self._seen_ns = 0  # since when that very record was seen
+        self._not_before_ns = 0  # somebody had it when this side announced its epoch
         self._held: RemovalRecord | None = None
         self._asked_ns = 0
 
@@ -45,12 +47,28 @@ class RemovalLease:
             return ""
         if found.epoch > epoch:
             return f"{found.holder} removes in epoch {found.epoch}, and this is epoch {epoch}"
-        if not found.is_held or found.holder == self._holder:
+        if not found.is_held:
             return ""
-        left_ns = self._seen_ns + LEASE_NS - now_ns
-        if left_ns <= 0:
+        is_mine = found.holder == self._holder
+        until_ns = self._not_before_ns if is_mine else self._seen_ns + LEASE_NS
+        if until_ns <= now_ns:
             return ""
-        return f"{found.holder} may still remove, for at most {human_ns(left_ns)}"
+        who = "an earlier leader" if is_mine else found.holder
+        return f"{who} may still remove, for at most {human_ns(until_ns - now_ns)}"
+
+    def announcement(
+        self, found: RemovalRecord | None, epoch: int, now_ns: int
+    ) -> RemovalRecord | None:
+        """What to write before the first checkpoint in an epoch, so that who leads an older one
+        takes the lease no more, and loses one that it has; None where that stands there, or a later
+        one does. Where it may have one the new record says held: it may be in the middle of
+        removing, and this side waits for as long as anybody else."""
+        if found is not None and found.epoch >= epoch:
+            return None
+        is_free = not self.refusal(found, epoch, now_ns)
+        if not is_free:
+            self._not_before_ns = self._seen_ns + LEASE_NS
+        return replace(self.following(found, epoch), is_held=not is_free)
 
     def following(self, found: RemovalRecord | None, epoch: int) -> RemovalRecord:
         """What to write to take the lease, or to go on having it."""

@@ -159,6 +159,8 @@ class Persister(Generic[D, V]):
         yield
         if node == LEADER:
             self._store.claim()
+            self._announce(attempt)
+            yield
             yield from self._remove(self._store.incomplete(before=attempt.name), attempt)
         work: _Work[D, V] = _Work(attempt, node, self._store.draft(attempt.name))
         self._work = work
@@ -190,6 +192,14 @@ class Persister(Generic[D, V]):
             told += f", left {counted(len(unwanted) - len(removed), 'checkpoint')} for later: "
             told += why_not
         return ActDone(True, told)
+
+    def _announce(self, attempt: CheckpointAttempt) -> None:
+        """From now on nobody removes who leads in an older epoch."""
+        found = self._store.removal_record()
+        now_ns = self._clock.monotonic_ns()
+        record = self._lease.announcement(found, _epoch_of(attempt), now_ns)
+        if record is not None:
+            self._store.put_removal_record(record)  # where somebody is quicker: the next time
 
     def _remove(
         self, names: Sequence[CheckpointName], attempt: CheckpointAttempt
