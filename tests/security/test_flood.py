@@ -13,19 +13,22 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPException
+from pathlib import Path
 
 import pytest
 
 from keepstep.config import job_dir_of
-from keepstep.core.wire.connection import MAGIC
+from keepstep.core.wire.connection import MAGIC, refusal_record
+from keepstep.core.wire.knock import Knocker, knock_key
 from keepstep.edge.net.tcp import TcpOptions
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.node_safety_file import read_node_safety
 from keepstep.model.messages.peers import RanksEnded
+from keepstep.model.wire import Refusal
 from tests.edge.net.test_peers import LIMIT_S, PATIENT, Ear, Town, link, town
 from tests.processes.test_run_nodes import until
 from tests.security.test_wire import stack
-from tests.security.two_nodes import Job, job, machines
+from tests.security.two_nodes import SECRET, Job, job, machines
 
 __all__ = ["job", "machines", "stack", "town"]  # fixtures
 pytestmark = pytest.mark.timeout(200)
@@ -117,6 +120,35 @@ def test_who_takes_every_place_and_stays_keeps_nobody_out(
     for ear in ears:
         ear.hears("up")
     assert one.send(1, RanksEnded(1)) and ears[1].messages.get(timeout=LIMIT_S) == RanksEnded(1)
+
+
+def test_strangers_who_guess_at_the_knock_cost_no_handshake_and_are_told_of_once(job: Job) -> None:
+    """Some say again what was said on another connection, some guess, some come too late; from two
+    addresses."""
+    first = job.start()
+    first.wait_for("nodes-awaited")
+    second = job.start()
+    listens = second.wait_for("keeper-listens").data
+    job.hold()
+    threads = Path(f"/proc/{second.wait_for('keeper-started').data['pid']}/task")
+    before = len(list(threads.iterdir()))
+    address, right = (listens["host"], listens["port"]), Knocker(knock_key(SECRET.encode()))
+    with ExitStack() as late:
+        for number in range(40):
+            come = socket.create_connection(address, LIMIT_S, (f"127.0.0.{91 + number % 2}", 0))
+            late.enter_context(come)
+            challenge = come.recv(26, socket.MSG_WAITALL)
+            if number == 0:
+                answer = right.receive(challenge)
+            elif number < 20:
+                assert isinstance(answer, bytes)
+                come.sendall(right.opening + (answer if number % 3 else os.urandom(16)))
+                assert come.recv(84, socket.MSG_WAITALL) == refusal_record(Refusal.WRONG_SECRET)
+        assert len(list(threads.iterdir())) <= before + 1, "a thread for a stranger"
+        until(lambda: len(second.events("stranger-refused")) >= 2, "both addresses")
+    job.end()
+    told = [event.data["source"] for event in second.events("stranger-refused")]
+    assert sorted(told) == ["127.0.0.91", "127.0.0.92"]
 
 
 def metrics(port: int) -> bytes:

@@ -65,3 +65,34 @@ def test_who_wakes_over_its_checkpoint_removes_and_overwrites_nothing(
         "that it is told why nothing of it counts",
     )
     assert {event.data["step"] for event in old.events("persist-failed")} == {3}
+
+
+def test_who_wakes_as_it_removes_what_it_does_not_keep_removes_nothing(
+    rough: RoughStore, tmp_path: Path
+) -> None:
+    """Stopped behind its checkpoint of step 3, as it was about to take the lease under which it
+    removes step 1: it has decided that. The successor, on another machine, keeps all, and has
+    removed nothing itself; it has said that it leads."""
+    keeps_one = {"EVERY": "2", "KEEPSTEP_KEEP": "latest:1"}
+    old = Training(tmp_path / "old", rough.url, **rough.environ(tmp_path), **keeps_one)
+    old.start(20, held=3)
+    old.hold()
+    rough.behave("stops", "PUT ", "keepstep-removals-")
+    old.go_on()
+    pid, _ = until(rough.met, "the persister, about to remove")[0]
+    assert stored(rough.directory) == [3, 1]
+
+    new = Training(
+        tmp_path / "new",
+        rough.url,
+        **rough.environ(tmp_path),
+        EVERY="2",
+        KEEPSTEP_KEEP="latest:9",
+    )
+    code, said = new.train(8)
+    assert code == 0, said
+    assert stored(rough.directory) == [7, 5, 3, 1]
+
+    os.kill(pid, signal.SIGCONT)
+    old.end()
+    assert stored(rough.directory) == [7, 5, 3, 1]

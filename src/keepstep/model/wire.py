@@ -55,6 +55,7 @@ class Refusal(IntEnum):
     UNKNOWN_KIND = 13
     UNSIGNED = 14  # cannot send blocks under MACs, and has to
     ENCRYPTION = 15  # one of the two encrypts, and the other does not
+    LATE = 16  # has not knocked in time
 
 
 class Signal(IntEnum):

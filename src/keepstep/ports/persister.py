@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from keepstep.model.checkpoint import CheckpointAttempt, CheckpointName, Timeline
+from keepstep.model.removal import RemovalRecord
 
 if TYPE_CHECKING:  # a format laid over a Memory, which these ports only hand on
     pass
@@ -63,8 +64,17 @@ class CheckpointStore(Protocol[D_co]):
     def remove(self, name: CheckpointName) -> None:
         """Remove a checkpoint and its files. Nothing there is fine."""
 
-    def remove_incomplete(self, before: CheckpointName) -> object:
-        """Remove what was never published and begun before that one. Only for who leads."""
+    def incomplete(self, before: CheckpointName) -> Sequence[CheckpointName]:
+        """What was never published and begun before that one."""
+
+    def is_newest_run(self) -> bool:
+        """Whether nobody has begun another run since `follow`."""
+
+    def removal_record(self) -> RemovalRecord | None:
+        """Who may remove, as the store says now."""
+
+    def put_removal_record(self, record: RemovalRecord) -> bool:
+        """Say who may; False where somebody else has said that one."""
 
     def published(self) -> Sequence[StoredCheckpoint]:
         """All that exist, newest first, those among them that count no more."""

@@ -22,13 +22,15 @@ from typing import Any
 import pytest
 
 from keepstep.coding.checksum import checksum
-from keepstep.core.wire.connection import Connection
+from keepstep.core.wire.connection import MAGIC, VERSION, Connection, greeted, refusal_record
 from keepstep.core.wire.delivery import MAX_TRIES
 from keepstep.core.wire.health import LinkTimeouts
+from keepstep.core.wire.knock import Knocker, knock_key
 from keepstep.core.wire.streams import StreamLimits
 from keepstep.core.wire.traffic import Gate, LinkOptions
 from keepstep.edge.net import peers as peers_module
 from keepstep.edge.net.peers import PeerOptions, Peers
+from keepstep.edge.net.porch import knock_at
 from keepstep.edge.net.tcp import Pacer, TcpOptions, dial, listen
 from keepstep.model.messages.peers import MeshMessage, RanksEnded
 from keepstep.model.snapshot import Stamp
@@ -176,9 +178,13 @@ def eventually(holds: Callable[[], bool]) -> None:
         tick.wait(0.01)
 
 
+GREETING = greeted(b"")
+HELLO_AGAIN = GREETING + b"\1\7\0\0"  # of the dialer, resuming, with MACs for blocks, channel 0
+
+
 def is_redial(piece: bytes) -> bool:
-    """A hello of the dialer, resuming, with MACs for blocks, channel 0."""
-    return piece.startswith(b"KEEPWIRE") and piece[10:14] == b"\1\7\0\0"
+    """The first that a dialer says."""
+    return piece == GREETING
 
 
 def send_all(
@@ -416,7 +422,8 @@ def test_a_link_that_swallows_everything_is_cut_and_made_again(town: Town, first
 
     proxy.alter = hole
     assert one.send(2, note(1)) and swallowed.wait(LIMIT_S)
-    assert redialled.wait(LIMIT_S), "the silence was not noticed"
+    eventually(lambda: any(peers.counts().get("silences", 0) for peers in (one, two)))
+    assert redialled.wait(LIMIT_S), "it is not dialled again"
     assert ears[1].messages.empty()
     proxy.alter = lambda piece: piece
     assert ears[1].messages.get(timeout=LIMIT_S) == note(1)
@@ -434,12 +441,14 @@ def test_a_hello_damaged_on_its_way_does_not_end_the_link(town: Town) -> None:
 
     def harming(piece: bytes) -> bytes | None:
         nonlocal hellos
-        if is_redial(piece):
-            hellos += 1
-            return piece[:14] + bytes([piece[14] ^ 1]) + piece[15:] if hellos < 3 else piece
-        return piece if hellos else None
+        at = piece.find(HELLO_AGAIN)  # perhaps in one with the knock
+        if at >= 0:
+            hellos, at = hellos + 1, at + 14
+            return piece[:at] + bytes([piece[at] ^ 1]) + piece[at + 1 :] if hellos < 3 else piece
+        return piece
 
     proxy.alter = harming
+    proxy.hang_up()
     assert one.send(2, note(1)) and ears[1].messages.get(timeout=LIMIT_S) == note(1)
     assert two.counts()["refused forgotten"] == 2 and ears[0].told.empty()
 
@@ -569,7 +578,9 @@ def test_a_crowd_of_silent_strangers_is_bounded(town: Town) -> None:
         crowd = [stack.enter_context(socket.create_connection(two.address)) for _ in range(70)]
         for stranger in crowd[:6]:
             stranger.settimeout(LIMIT_S)
-            assert stranger.recv(10) == b""
+            assert stranger.recv(26, socket.MSG_WAITALL) and stranger.recv(10) == b""
+        crowd[6].settimeout(LIMIT_S)
+        assert crowd[6].recv(26, socket.MSG_WAITALL)
         crowd[6].settimeout(0.0)
         with pytest.raises(BlockingIOError):
             crowd[6].recv(10)
@@ -686,6 +697,7 @@ def test_a_late_connection_of_an_ended_link_replaces_nothing(town: Town) -> None
     one, two, _ = linked(town, *ears)
     late = Connection(one.me, SECRET, bytes(32), lambda peer, asked: None, Dial(1, 0))
     with contextlib.closing(dial(two.address, "127.0.0.1", TcpOptions())) as sock:
+        assert knock_at(sock, Knocker(knock_key(SECRET)), LIMIT_S) is None
         sock.sendall(late.take())
         met = None
         while met is None:
@@ -893,22 +905,88 @@ def test_a_connection_that_breaks_while_a_block_is_held_in_its_middle(town: Town
     assert there == data
 
 
-def test_strangers_take_no_place_in_which_a_neighbour_is_heard(
+def test_strangers_cost_no_thread_and_no_place_in_which_a_neighbour_is_heard(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that comes first keeps all that there are for strangers, as long as it likes."""
+    """They are at the porch, for as long as they like, and there is one place behind it."""
     monkeypatch.setattr(peers_module, "MAX_UNPROVEN", 1)
     ears = Ear(), Ear()
     one, two = (
         town.keeper(node, ear, timeouts=PATIENT, tcp=TcpOptions(handshake_s=4 * LIMIT_S))
         for node, ear in enumerate(ears)
     )
-    stranger = ("127.0.0.99", 0)
-    with (
-        socket.create_connection(two.address, LIMIT_S, stranger),
-        socket.create_connection(two.address, LIMIT_S, stranger) as another,
-    ):
-        assert another.recv(1) == b"", "hung up on, unread"
+    before = threading.active_count()
+    with contextlib.ExitStack() as stack:
+        for number in range(40):
+            sock = stack.enter_context(socket.create_connection(two.address, LIMIT_S))
+            sock.sendall(GREETING * (number % 2))
+            assert len(sock.recv(26, socket.MSG_WAITALL)) == 26, "let onto the porch"
+        assert threading.active_count() == before
         link(one, two)
         for ear in ears:
             ear.hears("up")
+
+
+def test_a_knock_that_was_right_once_opens_nothing_again(town: Town) -> None:
+    """A stranger has heard all that a neighbour says, and says it again."""
+    said: list[bytes] = []
+    ears, told = (Ear(), Ear()), queue.Queue[tuple[str, str]]()
+    one = town.keeper(1, ears[0])
+    two = town.keeper(2, ears[1], refused=lambda source, why: told.put((source, why)))
+    proxy = town.proxy(two.address)
+    proxy.alter = lambda piece: said.append(piece) or piece
+    link(one, two, proxy.address)
+    assert ears[0].hears("up") and ears[1].hears("up")
+    first = said.index(GREETING)
+    knock = next(piece for piece in said[first + 1 :] if len(piece) in (16, 16 + 84))
+    begun = two.counts().get("handshakes broken", 0)
+    with socket.create_connection(two.address, LIMIT_S, ("127.0.0.99", 0)) as stranger:
+        stranger.sendall(GREETING + knock[:16])
+        assert stranger.recv(26, socket.MSG_WAITALL).startswith(GREETING)
+        assert stranger.recv(84, socket.MSG_WAITALL) == refusal_record(Refusal.WRONG_SECRET)
+        assert stranger.recv(1) == b""
+    source, why = told.get(timeout=LIMIT_S)
+    assert source == "127.0.0.99" and "not under this job's secret" in why
+    assert two.counts()["refused wrong_secret"] == 1
+    assert two.counts().get("handshakes broken", 0) == begun, "no handshake was begun"
+
+
+def test_who_does_not_knock_in_time_is_sent_away_and_told_of(town: Town) -> None:
+    told = queue.Queue[tuple[str, str]]()
+    two = town.keeper(
+        2,
+        Ear(),
+        tcp=TcpOptions(handshake_s=0.3),
+        refused=lambda source, why: told.put((source, why)),
+    )
+    with socket.create_connection(two.address, LIMIT_S, ("127.0.0.99", 0)) as stranger:
+        stranger.sendall(GREETING + bytes(15))
+        assert len(stranger.recv(26, socket.MSG_WAITALL)) == 26 and stranger.recv(1) == b""
+    assert told.get(timeout=LIMIT_S) == ("127.0.0.99", "late: no knock within 0.3 s")
+    assert two.counts() == {"refused late": 1}
+
+
+@pytest.mark.parametrize("says", ["challenge", "refusal"])
+def test_a_keeper_of_another_version_is_named(town: Town, says: str) -> None:
+    """One that is dialled: of this release's next, and of the one before there were knocks, which
+    answers a greeting that it does not know with a refusal."""
+    one = town.keeper(1, Ear())
+    other = MAGIC + (VERSION + 1).to_bytes(2, "little")
+    with socket.create_server(("127.0.0.1", 0)) as older:
+        one.connect(2, older.getsockname())
+        sock, _ = older.accept()
+        with sock:
+            assert sock.recv(10, socket.MSG_WAITALL) == GREETING
+            sock.sendall(other + (bytes(16) if says == "challenge" else bytes([3, 2]) + bytes(72)))
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1) == b""
+    eventually(lambda: one.counts().get("refused version", 0) >= 1)
+
+
+def test_a_dialler_of_another_version_is_told_so(town: Town) -> None:
+    two = town.keeper(2, Ear())
+    with socket.create_connection(two.address, LIMIT_S) as older:
+        older.sendall(MAGIC + b"\4\0" + bytes(74))
+        assert older.recv(26, socket.MSG_WAITALL).startswith(GREETING)
+        assert older.recv(84, socket.MSG_WAITALL) == refusal_record(Refusal.VERSION)
+    eventually(lambda: two.counts() == {"refused version": 1})

@@ -153,7 +153,8 @@ def test_a_draft_that_is_not_published_does_not_exist(store: Store) -> None:
     assert [m.step for m in listing.checkpoints] == [1]
     # An object store has no directory until there is a file in it, hence the file above.
     assert list(listing.broken) == [2] and "expected a manifest, found none" in listing.broken[2]
-    assert store.remove_incomplete(NEWER) == [CheckpointName(2)]
+    assert store.incomplete(NEWER) == [CheckpointName(2)]
+    store.remove(CheckpointName(2))
     assert steps(store) == [1] and store.list_checkpoints().broken == {}
 
 
@@ -269,7 +270,7 @@ def test_a_file_of_another_size_is_no_checkpoint(tmp_path: Path, change: str) ->
     assert listing.broken[2].endswith(f"/b: expected 4 bytes, found {found} [KS2300]")
     with pytest.raises(DamageError, match=f"expected 4 bytes, found {found}"):
         store.verify(2)
-    assert store.remove_incomplete(NEWER) == [], (
+    assert store.incomplete(NEWER) == [], (
         "damaged is not incomplete: it stays for a person to look at"
     )
 
@@ -303,7 +304,7 @@ def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
     assert (
         steps(store) == [1]
         and store.list_checkpoints().broken == {}
-        and store.remove_incomplete(NEWER) == []
+        and store.incomplete(NEWER) == []
     )
     assert (tmp_path / "step-12").is_dir() and (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -407,7 +408,7 @@ def test_a_look_that_fails_removes_no_checkpoint_and_hides_none(
                 failed += 1
         with monkeypatch.context() as patch, suppress(StoreError):
             _fails_once_at(patch, call)
-            memory.remove_incomplete(NEWER)
+            memory.incomplete(NEWER)
         with monkeypatch.context() as patch, pytest.raises(StoreError):
             _fails_once_at(patch, call)
             memory.draft(CheckpointName(1))
@@ -477,7 +478,7 @@ def test_checkpoints_from_before_attempts_had_names_are_read(tmp_path: Path) -> 
     assert store.look() == StoreListing([13, 12], epoch=1, epochs={13: 1, 12: 0}), (
         "the job went on from step 12"
     )
-    assert store.remove_incomplete(CheckpointName(0, 9)) == [] and store.intact(19) is not None
+    assert store.incomplete(CheckpointName(0, 9)) == [] and store.intact(19) is not None
 
 
 def write_attempt(
@@ -510,12 +511,12 @@ def test_a_higher_attempt_that_is_damaged_is_not_taken_for_the_lower_one(tmp_pat
     assert steps(store) == [] and list(store.look().damaged) == [5]
 
 
-def test_nobody_removes_what_a_newer_attempt_has_begun(store: Store) -> None:
+def test_what_a_newer_attempt_has_begun_is_nobodys_to_remove(store: Store) -> None:
     drafts = [store.draft(CheckpointName(5, epoch, 7)) for epoch in (1, 2, 3)]
     for draft in drafts:
         with draft.open("a") as file:
             file.write(b"begun")
-    assert store.remove_incomplete(drafts[1].name) == [drafts[0].name]
+    assert store.incomplete(drafts[1].name) == [drafts[0].name]
     assert store.read_small(drafts[2].name, "a") == b"begun"
 
 

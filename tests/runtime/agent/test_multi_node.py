@@ -18,6 +18,7 @@ from keepstep.model.units import S_NS
 from keepstep.runtime.agent.meeting import ALONE_NS, BEGINS_NS, STANDS_NS
 from keepstep.runtime.agent.multi_node import AWAY_NS, WELL_NS, MultiNode
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest
+from keepstep.runtime.agent.signed_kv import SignedKV
 from tests.runtime.fakes import AgentRoom, FakeKV, FakeTime, Table
 
 AGAIN = Verdict("again", "a rank failed")
@@ -26,13 +27,18 @@ FAILURE = Failure(Cause.CRASH, 1, "host1", step=8, error="ValueError", completed
 
 class Agent:
     def __init__(
-        self, town: Town, number: int, min_nodes: int | None = None, encrypt: bool = False
+        self,
+        town: Town,
+        number: int,
+        min_nodes: int | None = None,
+        encrypt: bool = False,
+        secret: str | None = None,
     ) -> None:
         home = town.home / str(number)
         home.mkdir()
         nodes, time, table = town.nodes, town.time, town.table
         self.room = AgentRoom(home, ranks=2, nodes=nodes, time=time, table=table, number=number)
-        self.room.change(encrypt=encrypt)
+        self.room.change(encrypt=encrypt, secret=secret)
         if min_nodes is not None:
             self.room.launch = replace(self.room.launch, min_nodes=min_nodes)
         self.town = town
@@ -98,6 +104,8 @@ class Town:
         for agent in self.agents:
             agent.room.table, agent.room.kv_error = self.table, why or None
             kv = agent.rendezvous.kv
+            if isinstance(kv, SignedKV):
+                kv = kv._kv
             if isinstance(kv, FakeKV):
                 kv.is_closed = True
                 agent.room.lost("the KV is lost")

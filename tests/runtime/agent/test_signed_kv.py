@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from keepstep.model.units import S_NS
 from keepstep.ports import KV
-from keepstep.runtime.agent.signed_kv import SignedKV
+from keepstep.runtime.agent.signed_kv import SignedKV, WordSeal
 from keepstep.sim.protocol.world.kv import KVPath, KVPlace
 from keepstep.sim.protocol.world.timers import SimTimers
 from tests.contracts.simulated import Time
@@ -25,6 +25,8 @@ class Town(Time):
     def __init__(self) -> None:
         super().__init__()
         self.refused: list[str] = []
+        self.older: list[str] = []
+        self.newer: list[int] = []
         self._place = KVPlace(self.world, KVPath(unanswered=0.0), None)
         self._machines = 0
         self.stranger = self._client()
@@ -40,7 +42,15 @@ class Town(Time):
 
     def _agent(self, secret: str, job: str = "t") -> SignedKV:
         timers = SimTimers(self.machine(100 + self._machines).start("agent"))
-        return SignedKV(self._client(), secret, timers, self.refused.append, job)
+        return SignedKV(
+            self._client(),
+            secret,
+            timers,
+            self.refused.append,
+            job,
+            self.older.append,
+            self.newer.append,
+        )
 
     def ask(self, question: Callable[[Callable[[Any], None]], object]) -> Any:
         answers: list[Any] = []
@@ -105,6 +115,38 @@ def test_a_word_of_another_key_or_another_secret_is_none(town: Town) -> None:
     for other in (town._agent("another one"), town._agent("secret one", "another job")):
         assert town.swap(other, None, "stop") == "stop"
         assert town.read(town.first) == [None]
+
+
+def test_a_word_of_an_older_epoch_is_none_and_gives_way(town: Town) -> None:
+    """One that was said under the same key, in an earlier run."""
+    town.first.epoch = 7
+    town.swap(town.first, None, "stop")
+    town.second.epoch = 8
+    assert town.read(town.second) == [None] and town.older == [KEY] and town.refused == []
+    assert town.swap(town.second, None, "again") == "again"
+    assert town.read(town.second) == ["again"]
+
+
+def test_a_word_of_a_newer_epoch_is_told_and_neither_heard_nor_written_over(town: Town) -> None:
+    town.first.epoch, town.second.epoch = 7, 8
+    town.swap(town.second, None, "again")
+    heard: list[Any] = []
+    town.first.read([KEY], heard.append)
+    town.first.swap(KEY, None, "stop", heard.append)
+    town.first.wait([KEY], None, heard.append)
+    town.world.run(town.world.now_ns + 5 * S_NS)
+    assert heard == [] and set(town.newer) == {8}
+    assert town.read(town.second) == ["again"]
+
+
+def test_only_the_opening_has_no_epoch(town: Town) -> None:
+    """A word without one is none elsewhere, also with a MAC for that key."""
+    town.first.epoch, town.second.epoch = 7, 8
+    town.ask(lambda then: town.first.swap("opening", None, "the first", then))
+    assert town.ask(lambda then: town.second.read(["opening"], then)) == ["the first"]
+    bare = WordSeal("secret one", "t").sign(KEY, "stop")
+    assert town.swap(town.stranger, None, bare) == bare
+    assert town.read(town.first) == [None] and town.refused == [KEY]
 
 
 def test_who_waits_hears_the_true_word_only(town: Town) -> None:

@@ -3,23 +3,32 @@ and at any call of the filesystem, it leaves a whole checkpoint or none."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from keepstep.core.recovery.removal_lease import LEASE_NS
 from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.edge.store.draft import Draft
 from keepstep.edge.store.manifest import Manifest
 from keepstep.edge.store.store import Store
-from keepstep.model.checkpoint import CheckpointAttempt, StoreListing, Timeline
+from keepstep.model.checkpoint import (
+    CheckpointAttempt,
+    CheckpointName,
+    StoreListing,
+    Timeline,
+)
 from keepstep.model.layout import TensorSpec, lay_out
 from keepstep.model.messages.persister import ActDone, ActName, CheckpointAct
+from keepstep.model.removal import RemovalRecord
 from keepstep.model.snapshot import Stamp
 from keepstep.ports import Acts
 from keepstep.runtime.persister.persister import Persister
@@ -29,6 +38,7 @@ RANKS = 2
 PAYLOAD_BYTES = 1000
 BLOCK_BYTES = 64
 LAYOUT = lay_out([TensorSpec("w", "uint8", (PAYLOAD_BYTES,), PAYLOAD_BYTES)])
+LIVES = itertools.count()
 ACTS: tuple[ActName, ...] = ("survey", "part", "publish")
 
 
@@ -121,12 +131,30 @@ class Node:
         self.keep = keep
         self.disk = Disk()
         self.number = 0
+        self.now_ns = 0
         self.persister = self.start()
+
+    def monotonic_ns(self) -> int:
+        """As a clock."""
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns
+
+    def boot(self) -> str:
+        return ""
 
     def start(self) -> Persister[Draft, list[bytes]]:
         """Another life of the persister."""
         self.persister = Persister(
-            "j", self.job_dir, self.keep, MEMORY, self.store, PlainFormat(self.store)
+            "j",
+            self.job_dir,
+            self.keep,
+            MEMORY,
+            self.store,
+            PlainFormat(self.store),
+            self,
+            f"life {next(LIVES)}",
         )
         return self.persister
 
@@ -168,9 +196,8 @@ class Node:
     def check(self, *steps: int) -> None:
         """Those are whole, and nothing is broken."""
         epochs = dict.fromkeys(steps, 1)
-        assert self.store.look() == StoreListing(
-            list(steps), epoch=len(epochs) and 1, epochs=epochs
-        )
+        has_led = self.store.removal_record() is not None
+        assert self.store.look() == StoreListing(list(steps), epoch=int(has_led), epochs=epochs)
         for step in steps:
             manifest = self.store.verify(step)
             names = sorted(manifest.files)
@@ -290,6 +317,124 @@ def _recovers(node: Node) -> None:
     node.store.verify(4)
 
 
+# -- who may remove
+
+
+def steps_in(node: Node) -> list[int]:
+    return [manifest.step for manifest in node.store.published()]
+
+
+def until_it_removes(node: Node, step: int, epoch: int) -> Acts[ActDone]:
+    """An attempt of `node.persister`, in front of its first removal."""
+    node.number += 1
+    stamp = {"step": step, "timeline": Timeline(epoch, -1)}
+    acts = [replace(node.act(act, step), **stamp) for act in ACTS]  # type: ignore[arg-type]
+    for act in acts[:-1]:
+        assert run_acts(node.persister.carry_out(act)).ok
+    publishing = node.persister.carry_out(acts[-1])
+    next(publishing)  # published: what is not kept is removed next
+    return publishing
+
+
+def test_a_leader_that_wakes_after_its_successor_has_removed_removes_nothing(node: Node) -> None:
+    """It knows what it wants to remove, and has not looked at the lease yet."""
+    node.keep = "latest:9"
+    for step in (1, 2, 3):
+        node.start()
+        node.hold(step)
+        assert node.attempt(step)[-1].ok
+    node.keep = "latest:1"
+    node.start()
+    node.hold(4)
+    sleeping = until_it_removes(node, 4, epoch=1)
+    found = node.store.removal_record()
+    assert found is not None and found.epoch == 1, "its own, told before it wrote anything"
+    record = RemovalRecord(found.number + 1, 2, "its successor", is_held=False)
+    assert node.store.put_removal_record(record)
+    said = run_acts(sleeping)
+    assert said.ok and "its successor removes in epoch 2, and this is epoch 1" in said.why
+    assert steps_in(node) == [4, 3, 2, 1]
+
+
+def test_a_leader_that_loses_the_lease_between_two_removals_stops(node: Node) -> None:
+    node.keep = "latest:9"
+    for step in (1, 2, 3):
+        node.start()
+        node.hold(step)
+        assert node.attempt(step)[-1].ok
+    node.keep = "latest:1"
+    node.start()
+    node.hold(4)
+    removing = until_it_removes(node, 4, epoch=1)
+    next(removing)
+    left = steps_in(node)
+    assert len(left) == 3
+    held = node.store.removal_record()
+    assert held is not None and held.is_held
+    node.now_ns += LEASE_NS  # it stands still, and another one has waited for that
+    successor = RemovalRecord(held.number + 1, 2, "its successor", is_held=True)
+    assert node.store.put_removal_record(successor)
+    said = run_acts(removing)
+    assert said.ok and "left 2 checkpoints for later" in said.why
+    assert steps_in(node) == left and node.store.removal_record() == successor
+
+
+def test_a_lease_that_is_not_looked_at_in_time_is_not_used(node: Node) -> None:
+    """Nobody has taken it: it is renewed, before anything is removed under it."""
+    node.keep = "latest:9"
+    for step in (1, 2, 3):
+        node.start()
+        node.hold(step)
+        assert node.attempt(step)[-1].ok
+    node.keep = "latest:1"
+    node.start()
+    node.hold(4)
+    removing = until_it_removes(node, 4, epoch=1)
+    next(removing)
+    held = node.store.removal_record()
+    node.now_ns += 2 * LEASE_NS
+    next(removing)
+    renewed = node.store.removal_record()
+    assert held is not None and renewed is not None and renewed.number == held.number + 1
+    assert run_acts(removing).ok and steps_in(node) == [4]
+    given_back = node.store.removal_record()
+    assert given_back is not None and not given_back.is_held
+    assert [path for path in node.disk.ls("/store", detail=False) if "removals" in path] == [
+        f"/store/keepstep-removals-{given_back.number:012d}.json"
+    ]
+
+
+def test_who_follows_one_that_died_removing_waits_for_its_lease(node: Node) -> None:
+    node.hold(3)
+    assert node.attempt(3)[-1].ok
+    assert node.store.put_removal_record(RemovalRecord(5, 1, "a dead one", is_held=True))
+    for step, left in ((4, [4, 3]), (5, [5, 4, 3])):
+        node.hold(step)
+        said = node.attempt(step)[-1]
+        assert said.ok and "a dead one may still remove" in said.why
+        assert steps_in(node) == left
+    node.now_ns += LEASE_NS
+    node.hold(6)
+    assert node.attempt(6)[-1].ok and steps_in(node) == [6]
+
+
+def test_what_was_never_published_is_removed_under_the_lease_too(node: Node) -> None:
+    node.hold(3)
+    node.number = 1
+    left = node.store.draft(CheckpointName(2, 0, 1))
+    with left.open("a") as file:
+        file.write(b"half")
+    assert node.store.put_removal_record(RemovalRecord(1, 9, "its successor", is_held=False))
+    assert node.attempt(3)[-1].ok
+    assert node.store.incomplete(CheckpointName(3, 1, 9)) == [left.name]
+
+
+def test_who_leads_next_leads_in_a_later_epoch_than_the_lease_tells(node: Node) -> None:
+    """Else, where all checkpoints were removed by hand, it could remove nothing any more."""
+    assert node.store.put_removal_record(RemovalRecord(1, 9, "its predecessor", is_held=False))
+    assert node.store.look().epoch == 9
+
+
 # -- the server
 
 
@@ -376,7 +521,9 @@ class Leader:
     def __init__(self, node: Node, epoch: int, since: int, job: str = "j") -> None:
         self.node, self.timeline = node, Timeline(epoch, since)
         format_ = PlainFormat(node.store)
-        self.persister = Persister(job, node.job_dir, node.keep, MEMORY, node.store, format_)
+        self.persister = Persister(
+            job, node.job_dir, node.keep, MEMORY, node.store, format_, node, f"of {job}"
+        )
 
     def do(self, act: ActName, step: int, number: int) -> ActDone:
         epoch = self.timeline.epoch
@@ -401,7 +548,7 @@ def test_a_leader_of_yesterday_removes_nothing_of_its_successor(node: Node) -> N
     assert new.do("survey", 3, number=5).ok
     old.write(6, number=20)
     old.write(7, number=21)
-    assert old.stored == [(7, 1)], "nobody has published anything newer"
+    assert old.stored == [(7, 1), (6, 1), (2, 1)], "somebody leads in a later epoch"
     assert new.do("part", 3, number=5).ok and new.do("publish", 3, number=5).ok
     assert new.stored == [(3, 2)], "what the job went back behind is gone"
     answer = old.do("survey", 9, number=22)

@@ -5,6 +5,7 @@ Comes in: the bytes that arrived, never more than `wanted` at once. Goes out: ev
 to send. A block's own bytes never pass through here: `BlockComing` says that they are next, the
 owner receives them wherever it likes and tells their checksum.
 
+A connection comes here once its knock was right (`knock.py`), or straight from who lets all in.
 Before anything is believed, both sides prove the job's secret by HMAC-SHA256 (RFC 2104) over both
 hellos: protocol, job, node, incarnation, role, link, channel, and a fresh nonce of each side. The
 dialer proves first, so a stranger learns nothing made with the secret. Each direction then has a
@@ -84,12 +85,12 @@ from keepstep.model.wire import (
     WireEvent,
 )
 
-VERSION = 4
+VERSION = 5
 MAGIC = b"KEEPWIRE"
 NONCE_BYTES = 32
 MIN_SECRET_BYTES = 16
 
-_GREETING = struct.Struct("<8sH")
+GREETING = struct.Struct("<8sH")
 _HELLO = struct.Struct("<BBHQIQ16s32s2x")
 _PROOF = struct.Struct("<B32s41x")
 _REFUSAL = struct.Struct("<BH71x")
@@ -132,6 +133,26 @@ class WireFormat:
 
 
 KEEPERS_FORMAT = WireFormat()
+
+
+def greeted(rest: bytes) -> bytes:
+    """With what each side says first."""
+    return GREETING.pack(MAGIC, VERSION) + rest
+
+
+def wrong_greeting(greeting: bytes) -> Refused | None:
+    """What is wrong with what the other side says first."""
+    magic, version = GREETING.unpack(greeting)
+    if magic != MAGIC:
+        return Refused(Refusal.STRANGER, f"expected {MAGIC!r} first, found {magic!r}")
+    if version != VERSION:
+        return Refused(Refusal.VERSION, f"expected version {VERSION}, found {version}")
+    return None
+
+
+def refusal_record(reason: Refusal) -> bytes:
+    """Says to who has proven nothing yet why it is not listened to."""
+    return greeted(_REFUSAL.pack(_IS_REFUSAL, reason))
 
 
 class Connection:
@@ -185,7 +206,7 @@ class Connection:
         self._of_frame = 0  # bytes of the present frame that have been understood
         self._block: BlockHeader | None = None
         self.closed: Refused | None = None
-        self._await(_GREETING.size, self._on_greeting)
+        self._await(GREETING.size, self._on_greeting)
         if dial:
             self._mine = self._hello(dial)
             self._record(self._mine)
@@ -317,14 +338,11 @@ class Connection:
         )
 
     def _record(self, record: bytes) -> None:
-        self._out += _GREETING.pack(MAGIC, VERSION) + record
+        self._out += greeted(record)
 
     def _on_greeting(self, piece: bytes) -> WireEvent | None:
-        magic, version = _GREETING.unpack(piece)
-        if magic != MAGIC:
-            return self._refuse(Refusal.STRANGER, f"expected {MAGIC!r} first, found {magic!r}")
-        if version != VERSION:
-            return self._refuse(Refusal.VERSION, f"expected version {VERSION}, found {version}")
+        if wrong := wrong_greeting(piece):
+            return self._refuse(wrong.reason, wrong.why)
         self._await(_RECORD_BYTES, self._on_record)
         return None
 
@@ -374,7 +392,7 @@ class Connection:
         else:
             self._transcript = self._mine + piece
             self._record(self._proof("dialer"))
-        self._await(_GREETING.size, self._on_greeting)
+        self._await(GREETING.size, self._on_greeting)
         return None
 
     def _proof(self, side: Side) -> bytes:
@@ -537,7 +555,7 @@ class Connection:
     def _refuse(self, reason: Refusal, why: str) -> Refused:
         """Listen to nothing any more; before the handshake is done, say why."""
         if not self._has_keys:
-            self._record(_REFUSAL.pack(_IS_REFUSAL, reason))
+            self._out += refusal_record(reason)
         self._await(0, self._on_nothing)
         self.closed = Refused(reason, why)
         return self.closed

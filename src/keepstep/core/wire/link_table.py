@@ -16,11 +16,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from keepstep.core.wire.connection import Admit, Connection
+from keepstep.core.wire.connection import Admit, Connection, refusal_record
 from keepstep.core.wire.door import Door
 from keepstep.core.wire.endpoint import Endpoint, Transport
+from keepstep.core.wire.knock import CHALLENGE_BYTES, Knock, Knocker, knock_key
 from keepstep.core.wire.link import Ended, PeerLink
 from keepstep.core.wire.traffic import Counts, Done, LinkOptions, Lock, Outgoing, Traffic
 from keepstep.model.links import LinkCount
@@ -88,6 +89,7 @@ class LinkTable:
     ) -> None:
         self.me = me
         self._secret = secret
+        self._knock_key = knock_key(secret)
         self._receiver = receiver
         self._shell = shell
         self._options = options
@@ -276,6 +278,10 @@ class LinkTable:
 
     # connections: the side that dials
 
+    def knocker(self) -> Knocker:
+        """What is said first on a connection that was dialled."""
+        return Knocker(self._knock_key)
+
     def dialled(self, link: PeerLink, index: int, transport: Transport) -> Endpoint:
         """Here is a connection for that channel, on which nothing has been said."""
         assert link.id is not None
@@ -312,8 +318,8 @@ class LinkTable:
     # the side that is dialled
 
     def accepted(self, transport: Transport, source: str) -> Endpoint:
-        """Somebody has connected, who has said nothing yet. `source`: their address, without the
-        port."""
+        """Somebody has connected, and said nothing but the right knock. `source`: their address,
+        without the port."""
         connection = self._connection(self._admit, None)
         endpoint = Endpoint(self, transport, connection, self._new_lock())
         with self._lock:
@@ -323,10 +329,22 @@ class LinkTable:
             self.counts.refused(BUSY)
         return endpoint
 
-    def is_neighbour(self, source: str) -> bool:
-        """Whether a node of the mesh is said to be at that address."""
+    def knock(self) -> Knock:
+        """What somebody who has connected has to say first; then they are `accepted`."""
+        return Knock(self._knock_key, self._entropy.nonce()[:CHALLENGE_BYTES])
+
+    def new_door(self) -> Door[Any]:
+        """For those who have not knocked yet."""
+        return Door(MAX_AT_DOOR)
+
+    def refusal_record(self, reason: Refusal) -> bytes:
+        """What is said to one of them who is not listened to."""
+        return refusal_record(reason)
+
+    def neighbours(self) -> frozenset[str]:
+        """The addresses at which nodes of the mesh are said to be."""
         with self._lock:
-            return source in self._neighbours()
+            return self._neighbours()
 
     def _neighbours(self) -> frozenset[str]:
         """With the lock held."""

@@ -3,15 +3,15 @@
 Comes in: which nodes to be linked with and where they listen; messages and blocks for them. Goes
 out: calls of the `Receiver`. What is decided about links is decided by the table of links
 (`core/wire/link_table.py`), which whoever builds this brings; here are the threads and sockets: one
-thread that accepts at each address, one that asks the table what time asks for, one for each
-channel that is dialled from here, and two for each connection (`carrier.py`).
+thread for all who connect until they have knocked (`porch.py`), one that asks the table what time
+asks for, one for each channel that is dialled from here, and two for each connection
+(`carrier.py`).
 
 Never queues without bound: what does not fit is not taken, and the caller is told.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 import threading
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from keepstep.edge.net.buffer_carrier import BufferCarrier
 from keepstep.edge.net.carrier import Carrier
 from keepstep.edge.net.nixl_buffers import NixlBuffers
+from keepstep.edge.net.porch import Household, Porch, knock_at
 from keepstep.edge.net.tcp import Pacer, TcpOptions, dial, listen
 from keepstep.model.links import LinkCount
 from keepstep.model.messages.peers import MeshMessage
@@ -32,12 +33,12 @@ from keepstep.model.wire import MAX_AT_DOOR, Address, Identity, Refusal, Refused
 if TYPE_CHECKING:
     from keepstep.core.wire.link import PeerLink
     from keepstep.core.wire.link_table import LinkTable, Shell
+    from keepstep.core.wire.roads import Road
 
 log = logging.getLogger("keepstep")
 
-# Connections whose other side has not proven itself yet. The table keeps fewer, and ends others;
-# here they count until their threads have ended. So many more are kept for addresses of the mesh:
-# however many strangers come, a neighbour is heard.
+# Connections whose other side has knocked right, and not proven itself yet. The table keeps fewer,
+# and ends others; here they count until their threads have ended.
 MAX_UNPROVEN = 2 * MAX_AT_DOOR
 WATCH_S = 0.1
 BYE_S = 1.0
@@ -48,18 +49,24 @@ NewTable = Callable[["Shell"], "LinkTable"]
 Done = Callable[[str | None], None]
 
 
+def nobody_told(source: str, why: str) -> None:
+    """For who does not want to know."""
+
+
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
     """`bind` is where this keeper listens and dials from: loopback unless said otherwise. Port 0:
     any that is free. `more`: likewise, on other interfaces of the node. `pacer`: everything sent
     together keeps to its rate. `buffers`: blocks cross by them where the other side has some,
-    too."""
+    too. `refused`: called, on a thread of this, with an address from which somebody came who did
+    not knock right, and why."""
 
     bind: Address = ("127.0.0.1", 0)
     more: tuple[Address, ...] = ()
     tcp: TcpOptions = field(default_factory=TcpOptions)
     pacer: Pacer | None = None
     buffers: NixlBuffers | None = None
+    refused: Callable[[str, str], None] = nobody_told
 
 
 class Peers:
@@ -75,7 +82,6 @@ class Peers:
         self._options = options
         self._table = new_table(self)
         self._unproven = threading.BoundedSemaphore(MAX_UNPROVEN)
-        self._kept = threading.BoundedSemaphore(MAX_UNPROVEN)
         self._closing = threading.Event()
         self._news = threading.Condition()  # of links that have ended or are over
         self._listeners: list[socket.socket] = []
@@ -88,8 +94,18 @@ class Peers:
         self.addresses: tuple[Address, ...] = tuple(
             listener.getsockname()[:2] for listener in self._listeners
         )
-        accepting = [self._start(self._accept, listener) for listener in self._listeners]
-        self._threads = [*accepting, self._start(self._watch)]
+        table = self._table
+        household = Household(
+            door=table.new_door(),
+            new_knock=table.knock,
+            refusal_record=table.refusal_record,
+            neighbours=table.neighbours,
+            let_in=self._let_in,
+            refused=self._sent_away,
+            hung_up=self._hung_up,
+        )
+        self._porch = Porch(self._listeners, household, options.tcp.handshake_s)
+        self._watcher = self._start(self._watch)
 
     @property
     def address(self) -> Address:
@@ -140,13 +156,10 @@ class Peers:
         """Say goodbye to all and stop; nothing moves any more when it returns. Not from a
         receiver."""
         self._closing.set()
-        for listener in self._listeners:
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
+        self._porch.close()
         self._leave(self._table.say_bye(reason), reason)
         self._until(lambda: self._table.is_quiet)
-        for thread in self._threads:
-            thread.join()
+        self._watcher.join()
         self._close_listeners()
 
     def _close_listeners(self) -> None:
@@ -185,48 +198,51 @@ class Peers:
                 self._dial_once(link, index)
 
     def _dial_once(self, link: PeerLink, index: int) -> None:
-        options = self._options
-        road = link.road(index)
-        within_s = options.tcp.handshake_s * (1 if road.is_only else ROAD_RATIO)
         try:
-            sock = dial(road.target, road.source, options.tcp, within_s)
+            sock = self._reach(link.road(index))
         except OSError as error:
             self._table.unreachable(link, index, str(error), time.monotonic_ns())
             return
         carrier = self._new_carrier(sock)
         endpoint = self._table.dialled(link, index, carrier)
-        carrier.carry(endpoint, options.tcp.handshake_s)
+        carrier.carry(endpoint, self._options.tcp.handshake_s)
         log.debug("channel %d to node %d: %s", index, link.node, endpoint.closing)
 
-    def _accept(self, listener: socket.socket) -> None:
-        while not self._closing.is_set():
-            try:
-                sock, (source, *_) = listener.accept()
-            except OSError:
-                # it was shut down, or the stranger is gone already, or no descriptor is left
-                self._closing.wait(WATCH_S)
-                continue
-            places = self._place(source)
-            if places is not None:
-                self._start(self._welcome, sock, source, places.release)
-            else:
-                self._table.counts.refused(
-                    Refused(Refusal.BUSY, f"{MAX_UNPROVEN} connections are unproven")
-                )
-                sock.close()
+    def _reach(self, road: Road) -> socket.socket:
+        """A connection on which this side has knocked. Raises OSError."""
+        options = self._options.tcp
+        within_s = options.handshake_s * (1 if road.is_only else ROAD_RATIO)
+        sock = dial(road.target, road.source, options, within_s)
+        try:
+            refused = knock_at(sock, self._table.knocker(), options.handshake_s)
+            if refused is not None:
+                self._table.counts.refused(refused)
+                raise ConnectionError(str(refused))
+        except OSError:
+            sock.close()
+            raise
+        return sock
 
-    def _place(self, source: str) -> threading.BoundedSemaphore | None:
-        """Of which one was taken for a connection from there; None: there is none left."""
+    def _let_in(self, sock: socket.socket, source: str) -> None:
+        """Somebody from there has knocked right."""
         if self._unproven.acquire(blocking=False):
-            return self._unproven
-        if self._table.is_neighbour(source) and self._kept.acquire(blocking=False):
-            return self._kept
-        return None
+            self._start(self._welcome, sock, source)
+            return
+        why = f"{MAX_UNPROVEN} connections are unproven"
+        self._table.counts.refused(Refused(Refusal.BUSY, why))
+        sock.close()
 
-    def _welcome(self, sock: socket.socket, source: str, leave: Callable[[], None]) -> None:
+    def _sent_away(self, source: str, why: Refused) -> None:
+        self._table.counts.refused(why)
+        self._options.refused(source, str(why))
+
+    def _hung_up(self) -> None:
+        self._table.counts.add("handshakes broken")
+
+    def _welcome(self, sock: socket.socket, source: str) -> None:
         carrier = self._new_carrier(sock)
         endpoint = self._table.accepted(carrier, source)
-        carrier.carry(endpoint, self._options.tcp.handshake_s, leave)
+        carrier.carry(endpoint, self._options.tcp.handshake_s, self._unproven.release)
 
     def _new_carrier(self, sock: socket.socket) -> Carrier:
         options = self._options

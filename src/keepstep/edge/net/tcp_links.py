@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from keepstep.edge.net.nixl_buffers import NixlBuffers
-from keepstep.edge.net.peers import PeerOptions, Peers
+from keepstep.edge.net.peers import PeerOptions, Peers, nobody_told
 from keepstep.edge.net.tcp import TcpOptions
 from keepstep.errors import KeeperError
 from keepstep.model.links import LinkCount
@@ -38,10 +38,12 @@ class TcpLinks:
         new_table: NewLinkTable,
         more_hosts: Sequence[str] = (),
         buffers: NixlBuffers | None = None,
+        refused: Callable[[str, str], None] = nobody_told,
     ) -> None:
         """`silence_ns`: bytes that the other kernel has not acknowledged for so long break a
         connection. `new_table(me, secret, encrypt, shell)`: the table of links of that keeper.
         `more_hosts`: addresses of other interfaces of this node. `buffers`: closed with the links.
+        `refused`: see `PeerOptions`.
 
         Raises KeeperError when an address is not this node's, or taken.
         """
@@ -49,6 +51,7 @@ class TcpLinks:
         self._incarnation = incarnation
         self._buffers = buffers
         self._new_table = new_table
+        self._refused = refused
         self._tcp = TcpOptions(unacked_s=silence_ns / S_NS)
         self._reserved: list[socket.socket] = []
         try:
@@ -78,6 +81,7 @@ class TcpLinks:
                 more=tuple(self._addresses[1:]),
                 tcp=self._tcp,
                 buffers=self._buffers,
+                refused=self._refused,
             ),
         )
         self._free()

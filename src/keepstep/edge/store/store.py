@@ -62,10 +62,12 @@ from keepstep.edge.store.checked_file import (
 from keepstep.edge.store.draft import MANIFEST, Draft
 from keepstep.edge.store.manifest import Manifest, manifest_from_bytes
 from keepstep.edge.store.owner import OWNER, OwnerRecord, StoreUser, owner_record, read_owner
+from keepstep.edge.store.removal_records import forget_removals, newest_removal, put_removal
 from keepstep.edge.store.runs import begin_run, newest_run, run_path, runs_in, sign_run
 from keepstep.edge.store.signer import Signer
 from keepstep.errors import ConfigError, DamageError, StoreError
 from keepstep.model.checkpoint import CheckpointName, StoreListing
+from keepstep.model.removal import RemovalRecord
 from keepstep.model.snapshot import Stamp
 from keepstep.model.timeline import history, left_at, timelines_of
 
@@ -293,6 +295,9 @@ class Store:
         # What proves nothing may be anybody's, and pushes no epoch out of what names can hold.
         unproven = (name.epoch for name in found.broken if name.epoch <= MOST_UNPROVEN_EPOCH)
         epochs = [*unproven, *(each.epoch for each in found.intact)]
+        removal = self.removal_record()
+        if removal is not None and removal.epoch <= MOST_UNPROVEN_EPOCH:
+            epochs.append(removal.epoch)  # else whoever leads next could remove nothing
         return Listing(
             checkpoints=tuple(sorted(counting.values(), key=lambda m: m.step, reverse=True)),
             broken={step: found.broken[broken[step]] for step in sorted(broken, reverse=True)},
@@ -501,17 +506,25 @@ class Store:
                     if entry["type"] == "file" and not keep(entry["name"].rsplit("/", 1)[-1]):
                         self._fs.rm_file(entry["name"])
 
-    def remove_incomplete(self, before: CheckpointName) -> list[CheckpointName]:
-        """Remove what has no manifest and was begun before that one. Only for whoever leads: its
-        own attempts before are over, and those of newer leaders are never older."""
-        incomplete = [
-            name
-            for name in sorted(self._names())
-            if name.is_older(before) and not self.exists(name)
-        ]
-        for name in incomplete:
-            self.remove(name)
-        return incomplete
+    def incomplete(self, before: CheckpointName) -> list[CheckpointName]:
+        """What has no manifest and was begun before that one. Raises StoreError."""
+        older = (name for name in sorted(self._names()) if name.is_older(before))
+        return [name for name in older if not self.exists(name)]
+
+    def is_newest_run(self) -> bool:
+        """Whether nobody has begun another one since `follow`. Raises StoreError."""
+        return bool(self._root == run_path(self._base, newest_run(self._fs, self._base)))
+
+    def removal_record(self) -> RemovalRecord | None:
+        """Who may remove in this run (`removal_records.py`). Raises StoreError."""
+        return newest_removal(self._fs, self._root, self.signer)
+
+    def put_removal_record(self, record: RemovalRecord) -> bool:
+        """False where somebody else has put that one. Raises StoreError."""
+        is_put = put_removal(self._fs, self._root, record, self.signer)
+        if is_put and not record.is_held:
+            forget_removals(self._fs, self._root, record.number)
+        return is_put
 
     def path(self, name: CheckpointName, file: str = "") -> str:
         """On the filesystem, of the checkpoint's directory or of a file in it."""

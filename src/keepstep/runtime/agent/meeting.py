@@ -31,7 +31,7 @@ from keepstep.core.recovery.rendezvous import (
     present,
 )
 from keepstep.errors import ConfigError, KeeperError, KeepstepError, MeetingError
-from keepstep.model.attempts import Opening, Verdict
+from keepstep.model.attempts import Verdict
 from keepstep.model.events import WARNING
 from keepstep.model.launch import Launch, RankAssignment
 from keepstep.model.mesh import Mesh
@@ -40,6 +40,7 @@ from keepstep.model.units import MS_NS, S_NS, human_ns
 from keepstep.ports import KV, Timer
 from keepstep.runtime.agent.coordinator import SILENT_NS, Coordinator, Presence
 from keepstep.runtime.agent.meeting_record import CALLED_OFF, MeetingRecord
+from keepstep.runtime.agent.opening import agree_on_opening, say_opening_again
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest
 from keepstep.runtime.agent.standing import FIRST_NS, NONE_BEFORE, Lived, Standing, TakenSeat
 from keepstep.runtime.agent.tasks import Answer, Task, sleep
@@ -55,6 +56,7 @@ ALONE_NS = 300 * S_NS
 # Whoever waits looks so often whether what it has said still stands.
 STANDS_NS = 5 * S_NS
 WELL_AGAIN_NS = 30 * S_NS  # likewise, who has ended well and waits for the others
+WHO_SAYS_AGAIN = (0, 1)  # the opening, where somebody took it away: whose places these are
 KINDS = {"again": "attempt-wanted", "stop": "job-stopped", "done": "job-done"}  # of journal events
 
 
@@ -63,6 +65,12 @@ class MeetingHearer(Protocol):
 
     def next_request(self) -> Answer[JoinRequest]:
         """The next one; each is answered once."""
+
+    def met(self, epoch: int) -> None:
+        """It is that of the meeting: before anything else is said there."""
+
+    def heard_of(self, epoch: int) -> None:
+        """Something was said in it: where it is a newer one, all meet anew."""
 
     def formed(self, formed: Formed) -> None: ...
 
@@ -242,6 +250,8 @@ class Meeting:
             found = await self._record.wait_for_verdict(standing.number, WELL_AGAIN_NS)
             if found is not None:
                 return found
+            if self._options.secret is not None and standing.seat.place in WHO_SAYS_AGAIN:
+                self._owner.heard_of(await say_opening_again(self._record, self._opening))
             if standing.is_well and not self._is_speaking:
                 self.speak(Meeting.say_ended_well)
 
@@ -331,22 +341,10 @@ class Meeting:
 
     async def _open(self) -> None:
         options, world = self._options, self._world
-        own = None
-        if options.secret is None:
-            own = self._standing.secret or world.token() + world.token()
-        proposal = Opening(own, world.clock.wall_ns() // MS_NS, options.encrypt)
-        opening = await self._record.open(proposal)
-        self._first_version = opening.first_version
-        secret = options.secret or opening.secret
-        if secret is None:
-            raise ConfigError("secret: expected one, as on the node that came first, found none")
-        if opening.encrypt != options.encrypt:
-            expected, found = ("on", "off") if opening.encrypt else ("off", "on")
-            raise ConfigError(
-                f"encrypt: expected {expected}, as on the node that came first, found {found}: set "
-                "it on every node or on none"
-            )
-        self._secret = self._standing.secret = secret
+        self._opening = await agree_on_opening(
+            self._record, self._standing, options, world, self.kv.hosted
+        )
+        self._owner.met(self._opening.first_version)
         self._coordinator = Coordinator(
             world.clock,
             world.timers,
@@ -488,8 +486,10 @@ class Meeting:
             await record.mark(number, "ready", seat.place, answer)
         if CALLED_OFF in texts:
             return None
-        version = mesh_version(number, self._first_version, arrivals)
-        mesh = Mesh(version, node, members_of(arrivals), self._secret, self._options.encrypt)
+        version = mesh_version(number, self._opening.first_version, arrivals)
+        secret = self._standing.secret
+        assert secret is not None, "the nodes have met"
+        mesh = Mesh(version, node, members_of(arrivals), secret, self._options.encrypt)
         self._standing.mine = replace(self._standing.mine, newest_version=version)
         place = self._assignment(mesh, int(texts[nodes.index(0)]))
         self._tell_formed(place, mesh, began_ns)

@@ -49,9 +49,11 @@ class MeetingRecord:
 
     # -- what all attempts have in common
 
-    async def open(self, proposal: Opening) -> Opening:
-        """The first that was proposed."""
-        return await self._put(OPENING, proposal, Opening)
+    async def open(self, proposal: Opening, instead: Opening | None = None) -> Opening:
+        """What stands there: the first that was proposed, or proposed `instead` of that one."""
+        before = None if instead is None else _encode(instead)
+        text = await ask(self._kv.swap, OPENING, before, _encode(proposal))
+        return await self.open(proposal) if text is None else _decode(text, Opening)
 
     # -- one attempt
 

@@ -65,7 +65,9 @@ class MultiNode:
         )
         self._standing = Standing(mine, TakenSeat(-1, -1, range(launch.nodes)))
         self._meeting: Meeting | None = None
+        self._signed: SignedKV | None = None
         self._strange_keys: set[str] = set()
+        self._has_told_older = False
         self._is_closed = False
         self._closing: Callable[[Meeting], None] | None = (
             None  # once the nodes have a place to meet
@@ -164,7 +166,15 @@ class MultiNode:
                 WARNING,
             )
         else:
-            kv = SignedKV(kv, secret, self._world.timers, self._refused, self._options.job)
+            kv = self._signed = SignedKV(
+                kv,
+                secret,
+                self._world.timers,
+                self._refused,
+                self._options.job,
+                self._is_older,
+                self.heard_of,
+            )
         if self._why_away:
             self._why_away = ""
             if self._late is not None:
@@ -183,6 +193,41 @@ class MultiNode:
                 "with this job's secret"
             )
             self._world.journal.record("stranger-refused", why, WARNING)
+
+    def met(self, epoch: int) -> None:
+        """See `meeting.MeetingHearer`."""
+        if self._signed is not None:
+            self._signed.epoch = epoch
+
+    def _is_older(self, key: str) -> None:
+        if not self._has_told_older:
+            self._has_told_older = True
+            why = (
+                f"what stands at {key} where the nodes meet does not count, nor what else is of "
+                "its time: it was said under this job's secret before the nodes met this time"
+            )
+            self._world.journal.record("stranger-refused", why, WARNING)
+
+    def heard_of(self, epoch: int) -> None:
+        """See `meeting.MeetingHearer`. Other nodes may have met anew, while this one thought that
+        the meeting was another."""
+        meeting, signed = self._meeting, self._signed
+        if meeting is None or signed is None or not signed.epoch or epoch <= self._standing.epoch:
+            return
+        self._standing.epoch = epoch
+
+        def meet_anew() -> None:
+            if self._meeting is not meeting or self._is_closed:
+                return
+            meeting.abandon()
+            self._wanted = None
+            why = "the nodes have begun to meet anew, and this one with them"
+            self._world.journal.record("meeting-found", why)
+            self._meeting = Meeting(
+                self._world, self._options, self._launch, signed, self, self._standing
+            )
+
+        self._world.timers.after(0, meet_anew)
 
     def _not_found(self, why: str) -> None:
         if not self._why_away:

@@ -1,29 +1,41 @@
 """Signed KV: a job's memory where others can write too, but only the job's own words are heard.
 
-Each value stands there with a MAC, made with the job's name and secret over its key and itself. A
-value without one of ours counts as nothing at all: who reads it finds nothing, who writes there
-takes its place, and who waits goes on waiting. The MAC holds a value in its key, and a key belongs
-to one attempt, so that no word of an attempt can be said again in another, nor one job's in
+Each value stands there with a MAC, made with the job's name and secret over its key, its epoch and
+itself. A value without one of ours counts as nothing at all: who reads it finds nothing, who writes
+there takes its place, and who waits goes on waiting. The MAC holds a value in its key, and a key
+belongs to one attempt, so that no word of an attempt can be said again in another, nor one job's in
 another's.
 
+The **epoch** is the meeting's, and is in every value but the opening, which begins it
+(`opening.py`). A value of an older one counts as nothing, like a stranger's: it is of an earlier
+run under the same secret, or from before the nodes met anew. One of a newer epoch is none that can
+be understood, and not written over: whoever owns this is told, and meets anew.
+
 Comes in: a KV and the secret. Goes out: the same KV without strangers' words. Not kept off: who
-deletes keys, or writes without end; that stops the meeting, not the training, and it is told. Nor
-is who says again, under the same key, what was said in an earlier run of the job with this secret
-(`docs/security.md`).
+deletes keys, or writes without end; that stops the meeting, not the training, and it is told.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from keepstep.model.units import S_NS
 from keepstep.ports import KV, Timer, Timers
+from keepstep.runtime.agent.meeting_record import OPENING
 
 MAC_LETTERS = 32  # 128 bits
 LOOK_AGAIN_NS = 1 * S_NS
+EPOCH_LETTERS = 16
+
+_EPOCH = re.compile(r"[0-9a-f]{16}")
+
+
+def _nobody_told(_: object) -> None:
+    """For who does not want to know."""
 
 
 class WordSeal:
@@ -48,7 +60,9 @@ class WordSeal:
 
 
 class SignedKV:
-    """See `ports.KV`. `refused` hears the key of each value that is none of ours."""
+    """See `ports.KV`. `refused` hears the key of each value that is none of ours, `older` that of
+    each of an older epoch, `newer` the epoch of one that is newer. What was asked of a key where
+    such a one stands is not answered: there is nobody any more to talk to in this epoch."""
 
     def __init__(
         self,
@@ -57,7 +71,11 @@ class SignedKV:
         timers: Timers,
         refused: Callable[[str], None],
         job: str = "",
+        older: Callable[[str], None] = _nobody_told,
+        newer: Callable[[int], None] = _nobody_told,
     ) -> None:
+        self.epoch = 0
+        self._older, self._newer = older, newer
         self._kv = kv
         self._seal = WordSeal(secret, job)
         self._timers = timers
@@ -80,7 +98,7 @@ class SignedKV:
         value: str,
         then: Callable[[str | None], None],
     ) -> None:
-        holds = guard[0], self._seal.sign(*guard)
+        holds = guard[0], self._signed(*guard)
         guarded = partial(self._kv.swap_while, holds)
         self._swap(guarded, key, expected, value, then, is_guarded=True)
 
@@ -93,10 +111,12 @@ class SignedKV:
         then: Callable[[str | None], None],
         is_guarded: bool,
     ) -> None:
-        signed, theirs = self._seal.sign(key, value), None
+        signed, theirs = self._signed(key, value), None
 
         def heard(found: str | None) -> None:
             nonlocal theirs
+            if self.is_newer(key, found):
+                return
             ours = self.opened(key, found)
             stays = (
                 is_guarded and found == theirs
@@ -107,12 +127,14 @@ class SignedKV:
             else:
                 then(ours)
 
-        swap(key, None if expected is None else self._seal.sign(key, expected), signed, heard)
+        swap(key, None if expected is None else self._signed(key, expected), signed, heard)
 
     def read(self, keys: Sequence[str], then: Callable[[list[str | None]], None]) -> None:
         asked = list(keys)
 
         def heard(texts: list[str | None]) -> None:
+            if any(self.is_newer(*each) for each in zip(asked, texts, strict=True)):
+                return
             then([self.opened(key, text) for key, text in zip(asked, texts, strict=True)])
 
         self._kv.read(asked, heard)
@@ -129,13 +151,38 @@ class SignedKV:
         self._kv.close()
 
     def opened(self, key: str, text: str | None) -> str | None:
-        """The value that stands there, None when it is none of ours."""
+        """The value that stands there, None when it is none of ours, or of another epoch."""
         if text is None:
             return None
-        value = self._seal.opened(key, text)
+        epoch, value = self._parts(key, text)
         if value is None:
             self._refused(key)
+            return None
+        if epoch is not None and epoch != self.epoch:
+            self._older(key)
+            return None
         return value
+
+    def _signed(self, key: str, value: str) -> str:
+        epoch = "" if key == OPENING else f"{self.epoch:0{EPOCH_LETTERS}x}"
+        return self._seal.sign(key, epoch + value)
+
+    def _parts(self, key: str, text: str) -> tuple[int | None, str | None]:
+        """Epoch and value; no value: it is none of ours. The opening has no epoch."""
+        value = self._seal.opened(key, text)
+        if value is None or key == OPENING:
+            return None, value
+        if not _EPOCH.match(value) or len(value) == EPOCH_LETTERS:
+            return None, None
+        return int(value[:EPOCH_LETTERS], 16), value[EPOCH_LETTERS:]
+
+    def is_newer(self, key: str, text: str | None) -> bool:
+        """Whether a word of a newer epoch stands there, which is told."""
+        epoch = None if text is None else self._parts(key, text)[0]
+        if epoch is None or epoch <= self.epoch:
+            return False
+        self._newer(epoch)
+        return True
 
 
 def _bytes(text: str) -> bytes:
@@ -172,6 +219,9 @@ class _SignedWait:
     def _heard(self, texts: list[str] | None) -> None:
         if texts is None:
             self._then(None)
+            return
+        told = zip(self._keys, texts, strict=True)
+        if any(self._signed.is_newer(*each) for each in told):
             return
         found = [self._signed.opened(k, text) for k, text in zip(self._keys, texts, strict=True)]
         ours = [value for value in found if value is not None]

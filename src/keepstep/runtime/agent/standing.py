@@ -48,7 +48,8 @@ class Standing:
     answered by an attempt. lived: attempt `number`, once formed. verdict: the newest `again` it
     heard; last: the last word about the job; judged: the attempt that it had a word about, and what
     became of that, which it may not have heard as the others do. is_well: its ranks have ended well
-    in `number`; was_well: in an earlier one. words: what is still to be said.
+    in `number`; was_well: in an earlier one. words: what is still to be said. epoch: the newest of
+    which anything was said (`opening.py`).
     """
 
     mine: Arrival
@@ -68,6 +69,7 @@ class Standing:
     was_well: bool = False
     words: deque[Any] = field(default_factory=deque)
     secret: str | None = None
+    epoch: int = 0
 
     def go_on(self, verdict: Verdict) -> None:
         """To the attempt after this one, which has ended."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from keepstep.coding.aes_gcm import AesGcm
@@ -18,6 +18,7 @@ from keepstep.core.wire.link_table import Entropy, LinkTable, Shell
 from keepstep.core.wire.streams import StreamLimits
 from keepstep.core.wire.traffic import Gate, Hashing, LinkOptions
 from keepstep.edge.net.nixl_buffers import NixlBuffers
+from keepstep.edge.net.peers import nobody_told
 from keepstep.edge.net.tcp_links import TcpLinks
 from keepstep.edge.os.needs import NO_NIXL, has_nixl, has_package
 from keepstep.errors import KeeperError
@@ -86,11 +87,13 @@ def open_tcp_links(
     streams: StreamLimits | None = None,
     more_hosts: Sequence[str] = (),
     transport: str = "tcp",
+    refused: Callable[[str, str], None] = nobody_told,
 ) -> TcpLinks:
     """See `ports.OpenLinks`. `gate`: says when blocks may go, and is asked by one thread at a
     time; without one they always may. `block_mac`: auto, on or off. `streams`: as many as help,
     unless given. `more_hosts`: addresses of other interfaces of this node. `transport`: tcp, or
-    nixl for blocks by registered memory.
+    nixl for blocks by registered memory. `refused`: who came to the door and did not knock right,
+    and why; on any thread.
 
     Raises KeeperError when the address is not this node's, or links need what cannot be had."""
     timeouts = LinkTimeouts.within(dead_ns)
@@ -106,7 +109,14 @@ def open_tcp_links(
 
     try:
         return TcpLinks(
-            job_hash, incarnation, address, timeouts.silence_ns, new_table, more_hosts, buffers
+            job_hash,
+            incarnation,
+            address,
+            timeouts.silence_ns,
+            new_table,
+            more_hosts,
+            buffers,
+            refused,
         )
     except KeeperError:
         if buffers is not None:

@@ -30,6 +30,7 @@ from keepstep.edge.os.signals import Signals
 from keepstep.edge.os.threads import AsideThreads, Threads
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.checkpoint import StoreListing
+from keepstep.model.events import WARNING
 from keepstep.model.hosts import parse_hosts
 from keepstep.ports import Checkpoints, Links, Receiver
 from keepstep.runtime.keeper.open_links import open_tcp_links
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from keepstep.edge.store.store import Store
 
 KEEPER_NICE = 5  # it must answer in time also on a machine that is busy
+MOST_STRANGERS = 64  # addresses that are told of
 WORKERS = 4  # scrubbing takes long: copies do not wait for it
 
 
@@ -96,6 +98,7 @@ class KeeperProcess:
         undo.callback(lock.close)
         self._is_woken = False
         self._is_over = False
+        self._strangers: set[str] = set()
         self._run = KeeperRun(settings, self._world(), lock, self._end)
         signals.on(signal.SIGTERM, self._run.preempted)
 
@@ -152,6 +155,22 @@ class KeeperProcess:
             StreamLimits.of(settings.link_streams),
             more_hosts,
             settings.transport,
+            self._knocked_wrong,
+        )
+
+    def _knocked_wrong(self, source: str, why: str) -> None:
+        """On the thread that hears who knocks. Told once of each address; the rest is counted."""
+        told = self._strangers
+        if source in told or len(told) > MOST_STRANGERS:
+            return
+        told.add(source)
+        if len(told) > MOST_STRANGERS:
+            why = f"strangers from more than {MOST_STRANGERS} addresses: of others nothing is told"
+        else:
+            why = f"somebody at {source} came to this keeper's port and was sent away: {why}"
+        told_why = why
+        self._loop.post(
+            lambda: self._journal.record("stranger-refused", told_why, WARNING, source=source)
         )
 
     def _tell(self, kind: str, why: str) -> None:

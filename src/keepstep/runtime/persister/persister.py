@@ -6,6 +6,11 @@ node's persister also clears the place, publishes, and applies retention. It hol
 locks of its own from its survey to its part, so that what it writes is one state even when the
 keeper dies.
 
+Whatever else is removed is removed under a lease that the store holds
+(`core/recovery/removal_lease.py`), looked at right before each checkpoint: a leader that stood
+still and is followed by another one removes nothing any more. What may not be removed now waits
+for the next checkpoint.
+
 Invariant: an attempt's files are removed only by the leader of that attempt, and never when the
 checkpoint exists.
 """
@@ -19,6 +24,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from keepstep.core.economics.retention import CheckpointInfo, parse_rules, to_keep
+from keepstep.core.recovery.removal_lease import RemovalLease
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.shm.whole import whole
 from keepstep.errors import KeepstepError
@@ -33,6 +39,7 @@ from keepstep.ports import (
     CheckpointDraft,
     CheckpointFormat,
     CheckpointStore,
+    Clock,
     Memory,
     StoredCheckpoint,
 )
@@ -65,10 +72,14 @@ class Persister(Generic[D, V]):
         memory: Memory,
         store: CheckpointStore[D],
         format_: CheckpointFormat[D, V],
+        clock: Clock,
+        holder: str,
     ) -> None:
-        """`keep`: the retention rules (`core/economics/retention.py`)."""
+        """`keep`: the retention rules (`core/economics/retention.py`). `holder`: names this life of
+        a persister, and no other."""
         self._job, self._job_dir, self._keep = job, job_dir, keep
         self._memory, self._store, self._format = memory, store, format_
+        self._clock, self._lease = clock, RemovalLease(holder)
         self._work: _Work[D, V] | None = None
         self._slots: list[Slot] = []  # held until they are written
         self._wholes = ExitStack()  # of those that share with others
@@ -146,18 +157,17 @@ class Persister(Generic[D, V]):
             why = f"step {step} is in the store already, and intact"
             return ActDone(True, why, there=True)
         yield
-        work: _Work[D, V] = _Work(attempt, node, self._begin(attempt, node))
+        if node == LEADER:
+            self._store.claim()
+            self._announce(attempt)
+            yield
+            yield from self._remove(self._store.incomplete(before=attempt.name), attempt)
+        work: _Work[D, V] = _Work(attempt, node, self._store.draft(attempt.name))
         self._work = work
         yield
         wholes = [self._wholes.enter_context(whole(self._memory, slot)) for slot in slots]
         work.values = self._format.survey(work.draft, attempt, node, wholes)
         return ActDone(True, f"{counted(len(slots), 'rank')} surveyed")
-
-    def _begin(self, attempt: CheckpointAttempt, node: int) -> D:
-        if node == LEADER:
-            self._store.claim()
-            self._store.remove_incomplete(before=attempt.name)
-        return self._store.draft(attempt.name)
 
     def _write_part(self, work: _Work[D, V]) -> ActDone:
         if work.values is None:
@@ -173,14 +183,59 @@ class Persister(Generic[D, V]):
         self._release()
         yield
         told = f"{human_bytes(made.total_bytes)} written and read back"
-        removed = self._not_kept(work.attempt)
-        for old in removed:
-            self._store.remove(old)
-            yield
+        unwanted = self._not_kept(work.attempt)
+        removed, why_not = yield from self._remove(list(unwanted), work.attempt)
         if removed:
             steps = [old.step for old in removed]
-            told += f", removed steps {steps} ({next(iter(removed.values()))})"
+            told += f", removed steps {steps} ({next(iter(unwanted.values()))})"
+        if why_not:
+            told += f", left {counted(len(unwanted) - len(removed), 'checkpoint')} for later: "
+            told += why_not
         return ActDone(True, told)
+
+    def _announce(self, attempt: CheckpointAttempt) -> None:
+        """From now on nobody removes who leads in an older epoch."""
+        found = self._store.removal_record()
+        now_ns = self._clock.monotonic_ns()
+        record = self._lease.announcement(found, _epoch_of(attempt), now_ns)
+        if record is not None:
+            self._store.put_removal_record(record)  # where somebody is quicker: the next time
+
+    def _remove(
+        self, names: Sequence[CheckpointName], attempt: CheckpointAttempt
+    ) -> Acts[tuple[list[CheckpointName], str]]:
+        """As many as may be, one after the other; those, and why no more."""
+        removed: list[CheckpointName] = []
+        why_not = ""
+        for name in names:
+            if why_not := self._why_not_remove(attempt):
+                break
+            self._store.remove(name)
+            removed.append(name)
+            yield
+        if (record := self._lease.given_back()) is not None:
+            self._store.put_removal_record(record)  # where it was lost, somebody has put that one
+        return removed, why_not
+
+    def _why_not_remove(self, attempt: CheckpointAttempt) -> str:
+        """Empty: this persister has the lease now."""
+        store, lease, clock = self._store, self._lease, self._clock
+        if not store.is_newest_run():
+            return "another run has begun"
+        asked_ns = clock.monotonic_ns()
+        found = store.removal_record()
+        if not (lease.holds(found, asked_ns) and lease.is_fresh(asked_ns)):
+            epoch = _epoch_of(attempt)
+            if why := lease.refusal(found, epoch, clock.monotonic_ns()):
+                return why
+            record = lease.following(found, epoch)
+            if not store.put_removal_record(record):
+                return "another one has just begun to remove"
+            lease.taken(record, asked_ns)
+            found = store.removal_record()
+        if lease.holds(found, clock.monotonic_ns()):
+            return ""
+        return "the lease was lost before it was used"
 
     def _own(self) -> Sequence[StoredCheckpoint]:
         """What the job has in the store."""
@@ -190,8 +245,7 @@ class Persister(Generic[D, V]):
         """Of this job's, what the rules do not keep, and what counts no more: why. Nothing, when
         somebody has written in a later epoch: this leader is of yesterday."""
         own = self._own()
-        epoch = attempt.timeline.epoch if attempt.timeline else attempt.stamp.epoch
-        if is_overtaken(epoch, own):
+        if is_overtaken(_epoch_of(attempt), own):
             return {}
         counting, others = history(own)
         names = {stored.name.step: stored.name for stored in counting}
@@ -205,6 +259,11 @@ def left_behind(name: CheckpointName, own: Sequence[StoredCheckpoint]) -> str:
     yesterday then: the job runs elsewhere, and went on from an earlier step."""
     step = left_at(name, timelines_of(own))
     return "" if step is None else f"a later run of this job went on from step {step}"
+
+
+def _epoch_of(attempt: CheckpointAttempt) -> int:
+    """In which its leader leads."""
+    return attempt.timeline.epoch if attempt.timeline else attempt.stamp.epoch
 
 
 def _info(stored: StoredCheckpoint, just_verified: int) -> CheckpointInfo:

@@ -9,6 +9,8 @@ when its standard input ends, so it never outlives the keeper for long.
 from __future__ import annotations
 
 import os
+import secrets
+import socket
 import sys
 from typing import NoReturn
 
@@ -38,7 +40,14 @@ def main() -> NoReturn:
     torch.set_num_threads(1)
     store = open_job_store(settings)
     persister = Persister(
-        settings.job, settings.job_dir, settings.keep, MEMORY, store, DcpFormat(store, CLOCK)
+        settings.job,
+        settings.job_dir,
+        settings.keep,
+        MEMORY,
+        store,
+        DcpFormat(store, CLOCK),
+        CLOCK,
+        f"process {os.getpid()} on {socket.gethostname()} ({secrets.token_hex(8)})",
     )
     loop = Loop()
     server = PersisterServer(persister, LoopExecutor(loop.post))

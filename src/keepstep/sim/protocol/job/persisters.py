@@ -88,6 +88,8 @@ class SimPersisters:
             memory=SimMemory(machine.files, child),
             store=store,
             format_=SimFormat(store, machine.clock),
+            clock=machine.clock,
+            holder=f"process {child.pid} on machine {machine.number}",
         )
         life = PersisterLife(child, persister, SimExecutor(child, self._act_ns))
         keeper.begin(lambda box: life)
