@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keepstep.core.detection.stragglers import BLOCK_STEPS, SlowOver, Stragglers
-from keepstep.model.step_work import Section, Slow, WorkBlock
+from keepstep.model.step_work import GroupEntries, Section, Slow, WorkBlock
 from keepstep.model.units import MS_NS
 
 USUAL_NS = {
@@ -96,6 +96,7 @@ class Steps:
             3 * BLOCK_STEPS,
             tokens if self.tells_tokens else 0,
             throttled_ns=int(throttled),
+            groups=(GroupEntries(1, 3 * BLOCK_STEPS),),
         )
 
 

@@ -84,7 +84,7 @@ from keepstep.model.node_steps import (
 )
 from keepstep.model.rhythm import Told
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
-from keepstep.model.step_work import Section, Slow, Timing, WorkBlock
+from keepstep.model.step_work import GroupEntries, Section, Slow, Timing, WorkBlock
 from keepstep.model.topology import parse_policy
 from keepstep.model.units import PAGE_BYTES
 from keepstep.model.wire import BlockComing
@@ -453,6 +453,7 @@ def of_evidence() -> Decoder:
 def of_node_steps() -> Decoder:
     """What another node tells is judged: it must be blocks that took some steps."""
     block = WorkBlock(5, (1, 2, 3, 4, 5), (6,) * 5, 7, (8,) * 5, 9, 10)
+    block = block._replace(groups=(GroupEntries(11, 12, 13),))
     seed = node_steps_to_text(NodeSteps(1, 2, Timing.HOST, {5: {0: block, 1: block}})).encode()
 
     def same(found: NodeSteps, said: bytes) -> None:

@@ -19,12 +19,13 @@ from keepstep.model.node_steps import (
     slow_word_from_text,
     slow_word_to_text,
 )
-from keepstep.model.step_work import Section, Slow, Timing, WorkBlock
+from keepstep.model.step_work import MOST_GROUPS, GroupEntries, Section, Slow, Timing, WorkBlock
 
 BLOCK = WorkBlock(
     5, (1, 2, 3, 4, 5), (6, 7, 8, 9, 10), 11, (12, 13, 14, 15, 16), 17, 18, 19, 20, 21, (22,) * 5
 )
-STEPS = NodeSteps(3, 7, Timing.DEVICE, {40: {2: BLOCK, 3: BLOCK}, 45: {2: BLOCK, 3: BLOCK}})
+IN_GROUPS = BLOCK._replace(groups=(GroupEntries(1 << 47, 24), GroupEntries(5, 0, 8)))
+STEPS = NodeSteps(3, 7, Timing.DEVICE, {40: {2: BLOCK, 3: IN_GROUPS}, 45: {2: BLOCK, 3: BLOCK}})
 SLOW = Slow(3, Section.COMPUTE, "compute", 400, 60, 40, 20, 0.45, True, False, "")
 WORD = SlowWord(2, 7, 20, 440, 4, (1, 3), {2: 0.3}, (NamedSlow(SLOW, 9, 16),))
 
@@ -70,6 +71,8 @@ def _changed(text: str, **values: Any) -> str:
         {"blocks": [[5, [[0, *[1] * 26]]]]},
         {"blocks": [[5, [[0, 0, *[1] * 26]]]]},
         {"blocks": [[5, [[0, 5, *[-1] * 26]]]]},
+        {"blocks": [[5, [[0, 5, *[1] * 28]]]]},
+        {"blocks": [[5, [[0, 5, *[1] * (26 + 3 * (MOST_GROUPS + 1))]]]]},
         {"blocks": [[5, []]] * (MOST_BLOCKS + 1)},
         {"blocks": [[5, [[n, 5, *[1] * 26] for n in range(65)]]]},
     ],

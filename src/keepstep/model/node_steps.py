@@ -26,7 +26,7 @@ from keepstep.model.decoding import (
     counts,
     from_json,
 )
-from keepstep.model.step_work import Section, Slow, Timing, WorkBlock
+from keepstep.model.step_work import MOST_GROUPS, GroupEntries, Section, Slow, Timing, WorkBlock
 
 MOST_BLOCKS = 4  # a node's newest
 MOST_RANKS = 64  # of a node
@@ -35,6 +35,8 @@ MOST_NAMED = 256  # the slowest
 MOST_NODES = 4096
 SECTIONS = len(Section)
 _SINGLE = ("wait_ns", "collectives", "tokens", "throttled_ns", "memory_stall_ns", "micro_batches")
+_PLAIN = 4 * SECTIONS + len(_SINGLE)
+GROUP = len(GroupEntries._fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,21 +162,29 @@ def _at_most(most: int, entries: list[Any]) -> list[Any]:
 
 
 def _numbers(block: WorkBlock) -> list[int]:
-    """None below 0: a clock that went back took no time."""
+    """None below 0: a clock that went back took no time. At the end, of each process group its
+    number, collectives and messages."""
     by_section = (*block.own_ns, *block.cpu_ns, *block.delay_ns, *block.device_ns)
     single = (getattr(block, name) for name in _SINGLE)
-    return [max(0, number) for number in (block.steps, *by_section, *single)]
+    entered = (number for entries in block.groups for number in entries)
+    return [max(0, number) for number in (block.steps, *by_section, *single, *entered)]
 
 
 def _rank_block(entry: Any) -> tuple[int, WorkBlock]:
     rank, steps, *numbers = counts(entry)
-    if not steps or len(numbers) != 4 * SECTIONS + len(_SINGLE):
+    plain, entered = numbers[:_PLAIN], numbers[_PLAIN:]
+    groups = tuple(
+        GroupEntries(*entered[n : n + GROUP])
+        for n in range(0, len(entered) // GROUP * GROUP, GROUP)
+    )
+    is_whole = len(plain) == _PLAIN and len(entered) == GROUP * len(groups)
+    if not steps or not is_whole or len(groups) > MOST_GROUPS:
         raise ValueError(f"expected a rank's block of steps, found {entry!r:.80}")
-    by_section = [tuple(numbers[n * SECTIONS : (n + 1) * SECTIONS]) for n in range(4)]
+    by_section = [tuple(plain[n * SECTIONS : (n + 1) * SECTIONS]) for n in range(4)]
     own, cpu, delay, device = by_section
-    single = dict(zip(_SINGLE, numbers[4 * SECTIONS :], strict=True))
+    single = dict(zip(_SINGLE, plain[4 * SECTIONS :], strict=True))
     return rank, WorkBlock(
-        steps, own_ns=own, cpu_ns=cpu, delay_ns=delay, device_ns=device, **single
+        steps, own_ns=own, cpu_ns=cpu, delay_ns=delay, device_ns=device, groups=groups, **single
     )
 
 

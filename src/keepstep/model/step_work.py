@@ -36,17 +36,30 @@ JUDGED = (Section.DATA, Section.COMPUTE, Section.UPDATE, Section.HOOK)
 NONE_NS = (0,) * len(Section)
 
 
+MOST_GROUPS = 8  # whose collectives a rank counts one by one
+
+
+class GroupEntries(NamedTuple):
+    """What a rank has entered in one process group. group: its number, the same in all members, not
+    0. messages: from one rank to another (send, recv), which are not of all members."""
+
+    group: int
+    collectives: int
+    messages: int = 0
+
+
 class StepWork(NamedTuple):
     """Sums since the rank began, as they stood when `step` had ended.
 
     own_ns: by section, the wall time in which the trainer's thread did not wait for its peers.
     cpu_ns: by section, the same thread's processor time. wait_ns: off the processor while a
     collective was under way. delay_ns: by section, ready to run while others had the processor,
-    which is a part of its own time. collectives:
-    how many were entered. tokens: as the program has told of its work, 0: it has not.
+    which is a part of its own time. collectives: how many were entered, with messages from rank to
+    rank. tokens: as the program has told of its work, 0: it has not.
     micro_batches: of those that ranks share, how many were this one's; 0: it shares none. ended_ns
     is CLOCK_MONOTONIC. device_ns: by section, the device's time but for what it waited for others,
-    where that is measured.
+    where that is measured. groups: of the collectives, those of the first `MOST_GROUPS` process
+    groups; what else was entered is only in the sum.
     """
 
     step: int
@@ -60,6 +73,7 @@ class StepWork(NamedTuple):
     tokens: int
     micro_batches: int = 0
     device_ns: tuple[int, ...] = NONE_NS
+    groups: tuple[GroupEntries, ...] = ()
 
 
 class FixedWork(NamedTuple):
@@ -81,7 +95,7 @@ class Hindrance(NamedTuple):
 
 class WorkBlock(NamedTuple):
     """What one rank did in some steps that follow each other: differences of two `StepWork`, and
-    of two `Hindrance`."""
+    of two `Hindrance`. groups: those in which it has entered something."""
 
     steps: int
     own_ns: tuple[int, ...]
@@ -94,6 +108,7 @@ class WorkBlock(NamedTuple):
     memory_stall_ns: int = 0
     micro_batches: int = 0
     device_ns: tuple[int, ...] = NONE_NS
+    groups: tuple[GroupEntries, ...] = ()
 
 
 def block_between(older: StepWork, newer: StepWork) -> WorkBlock:
@@ -108,7 +123,22 @@ def block_between(older: StepWork, newer: StepWork) -> WorkBlock:
         newer.tokens - older.tokens,
         micro_batches=newer.micro_batches - older.micro_batches,
         device_ns=tuple(b - a for a, b in zip(older.device_ns, newer.device_ns, strict=True)),
+        groups=_entered_between(older.groups, newer.groups),
     )
+
+
+def _entered_between(
+    older: tuple[GroupEntries, ...], newer: tuple[GroupEntries, ...]
+) -> tuple[GroupEntries, ...]:
+    """A group that was not there before had entered nothing."""
+    before = {entries.group: entries for entries in older}
+    found = []
+    for group, collectives, messages in newer:
+        _, had_collectives, had_messages = before.get(group, (group, 0, 0))
+        grown = collectives - had_collectives, messages - had_messages
+        if min(grown) >= 0 < max(grown):  # else the rank began to count anew
+            found.append(GroupEntries(group, *grown))
+    return tuple(found)
 
 
 SlowCause = Literal["compute", "data", "quota", "memory", "neighbour", "blocked"]

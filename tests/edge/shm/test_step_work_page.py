@@ -16,7 +16,15 @@ from keepstep.edge.shm.step_work_page import (
     StepWorkWriter,
     work_path,
 )
-from keepstep.model.step_work import Section, StepWork, Timing, WorkBlock, block_between
+from keepstep.model.step_work import (
+    MOST_GROUPS,
+    GroupEntries,
+    Section,
+    StepWork,
+    Timing,
+    WorkBlock,
+    block_between,
+)
 
 COUNTS = st.integers(0, 1 << 60)
 SECTIONS = st.lists(COUNTS, min_size=len(Section), max_size=len(Section)).map(tuple)
@@ -43,9 +51,12 @@ def writer(path: Path) -> Iterator[StepWorkWriter]:
 
 
 SUMS = [SECTIONS, SECTIONS, COUNTS, SECTIONS, *[COUNTS] * 3, SECTIONS]
+GROUPS = st.lists(
+    st.builds(GroupEntries, st.integers(1, 1 << 48), COUNTS, COUNTS), max_size=MOST_GROUPS
+).map(tuple)
 
 
-@given(st.builds(StepWork, *[COUNTS] * 3, *SUMS))
+@given(st.builds(StepWork, *[COUNTS] * 3, *SUMS, GROUPS))
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, written: StepWork
 ) -> None:
@@ -107,7 +118,7 @@ def test_another_life_begins_anew(path: Path, writer: StepWorkWriter) -> None:
 
 def test_what_is_no_such_page_is_refused(tmp_path: Path) -> None:
     (tmp_path / "work").write_bytes(b"KEEPBEAT" + bytes(4096))
-    with pytest.raises(ValueError, match="expected a step work page of format 3"):
+    with pytest.raises(ValueError, match="expected a step work page of format 4"):
         StepWorkReader(MEMORY, tmp_path / "work")
     with pytest.raises(OSError):
         StepWorkReader(MEMORY, tmp_path / "nothing")
@@ -116,3 +127,12 @@ def test_what_is_no_such_page_is_refused(tmp_path: Path) -> None:
 def test_a_block_is_the_difference() -> None:
     ones = (5,) * len(Section)
     assert block_between(work(5), work(10)) == WorkBlock(5, ones, ones, 5, ones, 10, 0)
+
+
+def test_a_block_has_the_groups_in_which_something_was_entered_meanwhile() -> None:
+    older = work(5)._replace(
+        groups=(GroupEntries(7, 10, 1), GroupEntries(8, 2), GroupEntries(9, 4))
+    )
+    entered = GroupEntries(7, 15, 1), GroupEntries(8, 2), GroupEntries(9, 1), GroupEntries(6, 0, 3)
+    found = block_between(older, work(10)._replace(groups=entered)).groups
+    assert found == (GroupEntries(7, 5), GroupEntries(6, 0, 3)), "9 has begun to count anew"

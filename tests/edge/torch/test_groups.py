@@ -12,10 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from keepstep.edge.torch import groups as module_of_groups
 from keepstep.edge.torch import membership as module
+from keepstep.edge.torch.entered import group_number
 from keepstep.edge.torch.groups import TorchGroup, Work, init_process_group
 from keepstep.edge.torch.membership import Membership
 from keepstep.errors import ConfigError
+from keepstep.model.step_work import GroupEntries
 
 WITHIN = timedelta(seconds=30)
 LOST = "Connection (closed|reset) by peer"
@@ -118,6 +121,40 @@ def test_a_future_is_over_before_its_work_has_been_waited_for(groups: list[Torch
         for work, future in zip(works, futures, strict=True):
             work.wait()
             assert future.value()[0].tolist() == [2.0, 2.0]
+
+
+def test_collectives_and_messages_are_counted_for_their_group(
+    groups: list[TorchGroup], members: Membership
+) -> None:
+    for work in [group.allreduce([torch.ones(2)]) for group in groups]:
+        work.wait()
+    sent, received = groups[0].send([torch.ones(2)], 1), groups[1].recv([zeros()], 0)
+    assert sent.wait() and received.wait()
+    number = group_number("g", ())
+    assert members.entered_by_group == (GroupEntries(number, 1, 1),) and members.entered == 2
+
+
+def test_groups_of_the_same_name_and_of_other_members_have_other_numbers() -> None:
+    numbers = [group_number(name, ranks) for name in "01" for ranks in ([], [0, 1], [0, 2])]
+    assert len(set(numbers)) == 6 and all(0 < number < 1 << 48 for number in numbers)
+
+
+def test_torchs_groups_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Membership()
+    monkeypatch.setattr(module_of_groups, "membership", found)
+    init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        pair, other = dist.new_group([0]), dist.new_group([0])
+        for group in (None, pair, other, pair):
+            dist.all_reduce(torch.ones(2), group=group)
+        entered = [counts for _, *counts in found.entered_by_group]
+        assert entered == [[1, 0], [2, 0], [1, 0]]
+        names = [dist.group.WORLD.group_name, pair.group_name, other.group_name]
+        ranks = [[], [0], [0]]
+        numbers = [group_number(*both) for both in zip(names, ranks, strict=True)]
+        assert [number for number, *_ in found.entered_by_group] == numbers
+    finally:
+        dist.destroy_process_group()
 
 
 def test_what_has_not_been_proven_on_a_device_is_refused(members: Membership) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from keepstep.edge.torch import membership as module
 from keepstep.edge.torch.membership import Membership
+from keepstep.model.step_work import MOST_GROUPS, GroupEntries
 
 
 class Sum:
@@ -148,3 +149,22 @@ def test_it_is_told_when_some_collective_is_under_way_and_when_none_is_any_more(
     assert told == [True, False, True, False]
     members.enter()
     assert members.entered == 1
+
+
+def test_what_is_entered_is_counted_by_group_and_anew_after_a_regroup(members: Membership) -> None:
+    for group, is_message in [(7, False), (9, True), (7, False), (7, True), (0, False)]:
+        members.enter(group, is_message)
+    assert members.entered_by_group == (GroupEntries(7, 2, 1), GroupEntries(9, 0, 1))
+    assert members.entered == 5, "with what is of no group that is known"
+    members.lose("rank 1 was killed")
+    regroup(members)
+    assert (members.entered, members.entered_by_group) == (0, ())
+
+
+def test_of_many_groups_the_first_are_counted_and_the_others_only_in_the_sum(
+    members: Membership,
+) -> None:
+    for group in [*range(1, 50), 1]:
+        members.enter(group)
+    firsts = (GroupEntries(group, 1) for group in range(2, MOST_GROUPS + 1))
+    assert members.entered_by_group == (GroupEntries(1, 2), *firsts) and members.entered == 50

@@ -10,7 +10,7 @@ from keepstep.core.detection.stragglers import BLOCK_STEPS
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.step_work_page import StepWorkWriter, work_path
 from keepstep.model.parts import PartHealth
-from keepstep.model.step_work import Hindrance, Section, StepWork, Timing, WorkBlock
+from keepstep.model.step_work import GroupEntries, Hindrance, Section, StepWork, Timing, WorkBlock
 from keepstep.model.units import MS_NS
 from keepstep.runtime.agent.slow_ranks import TICK_NS, SlowRanks
 from keepstep.runtime.agent.steps_board import StepsBoard
@@ -125,4 +125,5 @@ def _plus(sums: StepWork, block: Any, step: int, epoch: int, micro_batches: int)
         sums.tokens + block.tokens // BLOCK_STEPS,
         sums.micro_batches + micro_batches,
         share(sums.device_ns, block.device_ns),
+        (GroupEntries(1, sums.collectives + 3),),
     )

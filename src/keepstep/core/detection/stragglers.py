@@ -33,7 +33,7 @@ Invariant: while the reference is not learnt, or is too noisy, nobody is called 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 
@@ -46,11 +46,12 @@ from keepstep.core.detection.drift import (
     median,
 )
 from keepstep.core.detection.leave_one_out import OthersMedian
+from keepstep.core.detection.slow_cause import cause_of
 from keepstep.core.detection.slow_doubts import Doubt, of_noise, standing_doubts
+from keepstep.core.detection.standing_excess import StandingExcess, beyond
 from keepstep.core.detection.work_measures import (
     all_free_ns,
     all_own_ns,
-    computed_ns_of,
     free_ns_of,
     of_device,
     own_ns_of,
@@ -58,6 +59,7 @@ from keepstep.core.detection.work_measures import (
     scaled,
     with_share,
 )
+from keepstep.core.detection.work_peers import peers_of
 from keepstep.model.step_work import JUDGED, Section, Slow, SlowCause, Timing, WorkBlock
 from keepstep.model.units import human_ns
 
@@ -96,7 +98,6 @@ SECTION_WORDS = {
     Section.UPDATE: "update",
     Section.HOOK: "time in keepstep",
 }
-CUTS: dict[SlowCause, float] = {"quota": 0.3, "memory": 0.3, "neighbour": 0.5, "compute": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +162,8 @@ class Stragglers:
         self._tokens: float = 0.0  # of a step, in the first block that told them
         self._micro_batches: float = 0.0  # likewise
         self._blocks = 0
-        self._comparable = 0  # blocks in which all ranks entered equally many collectives
         self._first_step = 0
+        self._alike: tuple[int, dict[int, frozenset[int]]] = 0, {}  # at which block, and who
 
     @property
     def slow(self) -> dict[int, Slow]:
@@ -211,14 +212,13 @@ class Stragglers:
         if self._blocks == 0:
             self._first_step = before_step + 1
         self._blocks += 1
-        counts = {block.collectives for block in blocks.values()}
-        self._comparable += len(counts) == 1 and counts != {0}
         for rank, block in blocks.items():
             self._facts.setdefault(rank, deque(maxlen=2 * KEPT_BLOCKS)).append(block)
         totals = {rank: all_own_ns(block) for rank, block in blocks.items()}
         free = {rank: all_free_ns(block) for rank, block in blocks.items()}
         needs = self._needs(blocks)
         peers = _Peers(free, needs, self._fast(blocks))
+        standing = self._standing() if self._blocks == 2 * LEARNT_BLOCKS else None
         found: list[Slow | SlowOver] = []
         for rank in blocks:
             if (fast := self._fast(blocks)) != peers.fast:
@@ -228,7 +228,7 @@ class Stragglers:
             if rank in self._spells:
                 told = self._look_for_end(rank, points, before_step, end_step)
             if told is None and not self._is_slow_itself(rank):
-                told = self._look_for_onset(rank, points, before_step)
+                told = self._look_for_onset(rank, points, before_step, standing)
             if told is not None:
                 found.append(told)
         return found
@@ -300,13 +300,17 @@ class Stragglers:
             whole = usual if name.startswith((PROCESSOR, ALL)) else of_step
             if whole > 0:
                 own_ns = peers.own_ns(name, rank)
-                found[name] = DriftPoint(_beyond(own_ns, usual, whole), own_ns)
+                found[name] = DriftPoint(beyond(own_ns, usual, whole), own_ns)
         return found
 
     # -- who becomes slow
 
     def _look_for_onset(
-        self, rank: int, points: Mapping[str, DriftPoint], before_step: int
+        self,
+        rank: int,
+        points: Mapping[str, DriftPoint],
+        before_step: int,
+        standing: StandingExcess | None,
     ) -> Slow | None:
         alarms = []
         for name, point in points.items():
@@ -319,9 +323,7 @@ class Stragglers:
                 continue
             if self._counts(rank, name) and (slow := self._verified(rank, name)) is not None:
                 return self._begin(rank, name, slow)
-        if self._blocks == 2 * LEARNT_BLOCKS and self._comparable == self._blocks:
-            return self._standing(rank, points)
-        return None
+        return None if standing is None else self._slow_so_far(rank, standing)
 
     def _is_everybodys(self, rank: int) -> bool:
         """Whether all others need more than they did as well, or there are none: else peers tell
@@ -379,30 +381,52 @@ class Stragglers:
             return processor_ns(block)
         return all_free_ns(block) if _is_of_section(name) else all_own_ns(block)
 
-    def _standing(self, rank: int, points: Mapping[str, DriftPoint]) -> Slow | None:
-        """Slow from the beginning, where all do the same: there is no better past to compare
+    def _peers_now(self) -> dict[int, frozenset[int]]:
+        """By rank, those that do the same, with itself, where there are any."""
+        if self._alike[0] != self._blocks:
+            self._alike = self._blocks, peers_of(self._facts)
+        return self._alike[1]
+
+    def _standing(self) -> StandingExcess:
+        """What each has needed so far, in the middle."""
+        ranks = [rank for rank, facts in self._facts.items() if len(facts) == self._blocks]
+        history = [
+            {r: self._facts[r][n] for r in ranks} for n in range(self._blocks if ranks else 0)
+        ]
+        needs = [self._needs(blocks) for blocks in history]
+        free = {r: median([all_free_ns(b) for b in self._facts[r]]) for r in ranks}
+        usual = {
+            name: {r: median([need[name][r] for need in needs]) for r in ranks}
+            for name in (needs[0] if needs else ())
+            if all(name in need for need in needs)
+        }
+        return StandingExcess(usual, free, self._peers_now())
+
+    def _slow_so_far(self, rank: int, standing: StandingExcess) -> Slow | None:
+        """Slow from the beginning, where others do the same: there is no better past to compare
         with."""
-        for name in points:
-            channel = self._channels[rank, name]
-            reference = channel.reference
-            if name == PAST or reference is None or channel.is_noisy:
+        for name in standing.names:
+            channel = self._channels.get((rank, name))
+            beside = standing.beside(rank, name, is_whole=name.startswith((PROCESSOR, ALL)))
+            if beside is None or channel is None or channel.reference is None or channel.is_noisy:
                 continue
-            if reference.centre < STANDING_EXCESS or not self._counts(rank, name):
+            if beside.peers < STANDING_EXCESS or not self._counts(rank, name):
                 continue
             now = self._comparable_facts(rank, name)
-            others = [r for r in self._facts if r != rank]
+            others = self._peers_now()[rank] - {rank}
             before = [block for r in others for block in self._comparable_facts(r, name)]
             slow = self._described(
-                rank, name, now, before, self._first_step, reference.centre, is_standing=True
+                rank, name, now, before, self._first_step, beside.peers, is_standing=True
             )
             if slow.excess_ns >= LEAST_EXCESS_NS:
-                return self._begin(rank, name, slow)
+                return self._begin(rank, name, slow, beside.peers_beside_all)
         return None
 
-    def _begin(self, rank: int, name: str, slow: Slow) -> Slow:
-        channel = self._channels[rank, name]
-        assert channel.reference is not None
-        centre = 0.0 if slow.is_standing else channel.reference.centre
+    def _begin(self, rank: int, name: str, slow: Slow, usual: float | None = None) -> Slow:
+        """usual: its ratio if it were not slow; None: what it was before."""
+        reference = self._channels[rank, name].reference
+        assert reference is not None
+        centre = reference.centre if usual is None else usual
         excess = log(1 + slow.excess_ratio)
         self._spells[rank] = _Spell(slow, name, centre + max(LEAST_EXCESS, excess) / 2)
         self._over[rank] = deque(maxlen=OVER_BLOCKS)
@@ -436,8 +460,9 @@ class Stragglers:
         elif plain == PROCESSOR and more[section] < LEAST_EXCESS_NS:
             section = Section.COMPUTE
         excess_ns = max(0.0, sum(more.values()))
-        cause = _cause(section, excess_ns, now, before, needs, self._is_on_device)
-        others = [r for r in self._facts if r != rank and not self._is_slow_itself(r)]
+        cause = cause_of(section, excess_ns, now, before, needs, self._is_on_device)
+        fast = {r for r in self._facts if r != rank and not self._is_slow_itself(r)}
+        others = sorted(fast & self._peers_now().get(rank, fast) or fast)
         peers = [b for r in others for b in self._comparable_facts(r, name)[-len(now) :]]
         has_peers = bool(peers) and name != PAST
         own_ns = median([needs(b, section) for b in now])
@@ -498,65 +523,6 @@ def with_words(slow: Slow) -> Slow:
     return replace(slow, why=why)
 
 
-def _cause(
-    section: Section,
-    excess_ns: float,
-    now: Sequence[WorkBlock],
-    before: Sequence[WorkBlock],
-    needs: Callable[[WorkBlock, Section], float],
-    is_on_device: bool,
-) -> SlowCause:
-    """By what has grown with it, measured as `needs` does. Whoever computes more is kept from the
-    processor for longer, too, where others want it: so processor time is asked first, by its share
-    of the growth. A throttled thread is ready to run: what the kernel counts for the fewer reasons
-    is asked before. A device that stands still because its trainer is kept from the processor looks
-    as if it computed: there what keeps the thread is asked first."""
-
-    def grown(of: str) -> float:
-        return _mean_of(now, of) - _mean_of(before, of)
-
-    delayed_ns = _mean_delay_ns(now) - _mean_delay_ns(before)
-    is_delayed = delayed_ns >= CUTS["neighbour"] * excess_ns > 0
-    is_kept = is_on_device and (
-        is_delayed
-        or grown("throttled_ns") >= CUTS["quota"] * excess_ns > 0
-        or grown("memory_stall_ns") >= CUTS["memory"] * excess_ns > 0
-    )
-    if section is not Section.DATA and not is_kept:
-        computed = log(
-            _usual(now, computed_ns_of, section) / _usual(before, computed_ns_of, section)
-        )
-        took = log(_usual(now, needs, section) / _usual(before, needs, section))
-        if computed >= CUTS["compute"] * took:
-            return "compute"
-    if grown("throttled_ns") >= CUTS["quota"] * excess_ns > 0:
-        return "quota"
-    if grown("memory_stall_ns") >= CUTS["memory"] * excess_ns > 0:
-        return "memory"
-    if is_delayed and (is_on_device or needs is own_ns_of):
-        return "neighbour"
-    return "data" if section is Section.DATA else "blocked"
-
-
-def _usual(
-    blocks: Sequence[WorkBlock], of: Callable[[WorkBlock, Section], float], section: Section
-) -> float:
-    """Of a step, never 0."""
-    return 1.0 + median(of(block, section) for block in blocks)
-
-
-def _mean_of(blocks: Sequence[WorkBlock], of: str) -> float:
-    """A step."""
-    total: int = sum(getattr(b, of) for b in blocks)
-    return total / max(1, sum(b.steps for b in blocks))
-
-
-def _mean_delay_ns(blocks: Sequence[WorkBlock]) -> float:
-    """A step."""
-    total = sum(block.delay_ns[section] for block in blocks for section in JUDGED)
-    return total / max(1, sum(block.steps for block in blocks))
-
-
 def _is_of_section(name: str) -> bool:
     """Or of the processor time in all of them; not of a time with its delays."""
     return not name.startswith(WITH_DELAY)
@@ -572,8 +538,3 @@ def judge_of(timing: Timing) -> Stragglers:
 def common_timing(timings: Collection[Timing]) -> Timing:
     """What ranks can be compared by: a thread's time and a device's are not alike."""
     return next(iter(timings)) if len(set(timings)) == 1 else Timing.UNSEEN
-
-
-def _beyond(own: float, others: float, of_step: float) -> float:
-    """How much longer the whole takes if this part takes its own time, as a logarithm."""
-    return log(max(0.05, 1 + (own - others) / of_step))

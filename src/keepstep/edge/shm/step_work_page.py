@@ -9,7 +9,7 @@ anybody reads.
     64    u64 records ever written
     128   records: i64 step, i64 epoch, i64 ended; by section 5 i64 own time, 5 i64 processor time
           and 5 i64 delay; i64 wait, i64 collectives, i64 tokens, i64 micro-batches; by section 5
-          i64 device time
+          i64 device time; of 8 process groups i64 number (0: none), i64 collectives, i64 messages
 
 Invariant: a record that is found has the step it was asked for; one that was overwritten meanwhile
 reads as nothing.
@@ -21,15 +21,17 @@ import struct
 from pathlib import Path
 
 from keepstep.edge.shm.slot import rank_dir
-from keepstep.model.step_work import Section, StepWork, Timing
+from keepstep.model.step_work import MOST_GROUPS, GroupEntries, Section, StepWork, Timing
 from keepstep.ports import Memory
 
-MAGIC, FORMAT = b"KEEPWORK", 3
+MAGIC, FORMAT = b"KEEPWORK", 4
 RECORDS = 1024
 SECTIONS = len(Section)
 _HEAD = struct.Struct("<8sIII")
 _WRITTEN = struct.Struct("<Q")
-_RECORD = struct.Struct(f"<{3 + 4 * SECTIONS + 4}q")
+GROUP = len(GroupEntries._fields)
+_RECORD = struct.Struct(f"<{3 + 4 * SECTIONS + 4 + MOST_GROUPS * GROUP}q")
+_NO_GROUP = (0,) * GROUP
 _WRITTEN_AT, _RING_AT = 64, 128
 _SPARE = 8  # what is about to be overwritten is not worth a race
 NBYTES = _RING_AT + RECORDS * _RECORD.size
@@ -59,8 +61,10 @@ class StepWorkWriter:
         at = _RING_AT + self._written % RECORDS * _RECORD.size
         by_section = (*work.own_ns, *work.cpu_ns, *work.delay_ns)
         counts = work.collectives, work.tokens, work.micro_batches
+        entered = [number for entries in work.groups for number in entries]
+        entered += _NO_GROUP * (MOST_GROUPS - len(work.groups))
         _RECORD.pack_into(
-            self._view, at, *work[:3], *by_section, work.wait_ns, *counts, *work.device_ns
+            self._view, at, *work[:3], *by_section, work.wait_ns, *counts, *work.device_ns, *entered
         )
         self._written += 1
         _WRITTEN.pack_into(self._view, _WRITTEN_AT, self._written)
@@ -129,8 +133,14 @@ class StepWorkReader:
             return None
         own, cpu, delay, rest = (3 + count * SECTIONS for count in range(4))
         sections = values[own:cpu], values[cpu:delay], values[rest], values[delay:rest]
-        counts, device = values[rest + 1 : -SECTIONS], values[-SECTIONS:]
-        return StepWork._make((*values[:3], *sections, *counts, device))
+        counts, device = values[rest + 1 : rest + 4], values[rest + 4 : rest + 4 + SECTIONS]
+        entered = values[rest + 4 + SECTIONS :]
+        groups = tuple(
+            GroupEntries(*entered[at : at + GROUP])
+            for at in range(0, len(entered), GROUP)
+            if entered[at]
+        )
+        return StepWork._make((*values[:3], *sections, *counts, device, groups))
 
     def close(self) -> None:
         self._region.close()

@@ -31,6 +31,7 @@ import torch
 import torch._C._distributed_c10d as c10d  # the options have no public home
 import torch.distributed as dist
 
+from keepstep.edge.torch.entered import group_number
 from keepstep.edge.torch.membership import Membership, membership
 from keepstep.edge.torch.transports import Building, GroupLife, ShownBackend, stay_environment
 from keepstep.edge.torch.works import (
@@ -106,6 +107,7 @@ def _create(options: Any, _: Any) -> TorchGroup:
         options.timeout,
         options.group_id,
         membership,
+        ranks=options.global_ranks_in_group,
     )
 
 
@@ -122,10 +124,12 @@ class TorchGroup(dist.ProcessGroup):
         name: str,
         members: Membership,
         build: Callable[..., Building] = Building,
+        ranks: Sequence[int] = (),
     ) -> None:
         """build: makes a life of it, of store, rank, size, timeout and device. Raises RuntimeError
-        when not all members come."""
+        when not all members come. ranks: its members' in the job, none for all of them."""
         super().__init__(rank, size)
+        self._number = group_number(name, ranks)
         self._rank, self._size, self._timeout, self._name, self._members = (
             rank,
             size,
@@ -375,17 +379,26 @@ class TorchGroup(dist.ProcessGroup):
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> dist.Work:
         return self._collective(
-            [], _listed(tensors), lambda inner, _, into: inner.send(into, to, tag)
+            [],
+            _listed(tensors),
+            lambda inner, _, into: inner.send(into, to, tag),
+            is_message=True,
         )
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist.Work:
         return self._collective(
-            _listed(tensors), None, lambda inner, out, _: inner.recv(out, source, tag)
+            _listed(tensors),
+            None,
+            lambda inner, out, _: inner.recv(out, source, tag),
+            is_message=True,
         )
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         return self._collective(
-            _listed(tensors), None, lambda inner, out, _: inner.recv_anysource(out, tag)
+            _listed(tensors),
+            None,
+            lambda inner, out, _: inner.recv_anysource(out, tag),
+            is_message=True,
         )
 
     def exchange(
@@ -437,17 +450,18 @@ class TorchGroup(dist.ProcessGroup):
         device: torch.device | None = None,
         is_sum: bool = False,
         is_of_all: bool = True,
+        is_message: bool = False,
     ) -> dist.Work:
         """`alone` is what a muted group does: as if all others had given what this one gives.
         `device`: where there are no tensors that say it. `is_sum`: of what all give. `is_of_all`:
-        who has entered fewer is behind."""
+        who has entered fewer is behind. `is_message`: it is of two ranks, and counts as well."""
         members, inner = self._members, self._inner
         device = device or _device_of(outputs, inputs)
         is_queued = members.device is not None and device.type == members.device.type
         if device.type != "cpu" and not is_queued:
             raise _not_on(device)
         if is_of_all:
-            members.enter()
+            members.enter(self._number, is_message)
         if members.muted:
             if alone is not None:
                 with torch.no_grad():

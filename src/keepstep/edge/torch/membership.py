@@ -34,6 +34,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from keepstep.edge.torch.entered import EnteredGroups
+from keepstep.model.step_work import GroupEntries
+
 # for whoever watches, to say what a transport's error was about; longer than it takes to give up a
 # node
 NOTICE_WITHIN_S = 30.0
@@ -100,6 +103,7 @@ class Membership:
         self.watched = False
         self.muted = False
         self._sequence = 0
+        self._by_group = EnteredGroups()
         self.on_enter: Callable[[int], object] = lambda sequence: None
         self.on_error: Callable[[str], None] = lambda why: None
         self.on_begin: Callable[[], None] = lambda: None
@@ -137,9 +141,16 @@ class Membership:
         """How many collectives were called in this life of the groups."""
         return self._sequence
 
-    def enter(self) -> None:
-        """A collective is called: who has called fewer than the others is the one they wait for."""
+    @property
+    def entered_by_group(self) -> tuple[GroupEntries, ...]:
+        """Likewise, of each of the first few process groups."""
+        return self._by_group.sums
+
+    def enter(self, group: int = 0, is_message: bool = False) -> None:
+        """A collective is called: who has called fewer than the others is the one they wait for.
+        group: its number, 0 where none is known. is_message: it is of two ranks."""
         self._sequence += 1
+        self._by_group.add(group, is_message)
         self.on_enter(self._sequence)
 
     def begin(self, work: Pending) -> bool:
@@ -287,6 +298,7 @@ class Membership:
             self._queued_count, self._first_worthless = 0, None
             # a newcomer counts from here as well
             self.why, self.muted, self._sequence = "", False, 0
+            self._by_group = EnteredGroups()
         return True
 
 

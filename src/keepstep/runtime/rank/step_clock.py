@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from keepstep.model.step_work import Section, StepWork
+from keepstep.model.step_work import GroupEntries, Section, StepWork
 
 SECTIONS = len(Section)
 UNTOLD = SECTIONS  # between a step's beginning and its body, if it has one
@@ -118,8 +118,11 @@ class StepClock:
             self._mark()
             self._settle(Section.COMPUTE)
 
-    def step_ended(self, step: int, epoch: int, collectives: int) -> None:
-        """The step counts, and what follows is the next one's data. collectives: entered by now."""
+    def step_ended(
+        self, step: int, epoch: int, collectives: int, groups: tuple[GroupEntries, ...] = ()
+    ) -> None:
+        """The step counts, and what follows is the next one's data. collectives: entered by now;
+        groups: of these, by process group."""
         with self._lock:
             self._mark()
             self._settle(Section.COMPUTE)
@@ -135,6 +138,7 @@ class StepClock:
                 collectives,
                 self._tokens,
                 self._micro_batches,
+                groups=groups,
             )
         self._write(work)
 

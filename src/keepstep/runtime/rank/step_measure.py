@@ -152,7 +152,8 @@ class StepMeasure:
     def step_ended(self, step: int, epoch: int) -> None:
         """It counts."""
         if self._clock is not None:
-            self._clock.step_ended(step, epoch, self._membership.entered)
+            members = self._membership
+            self._clock.step_ended(step, epoch, members.entered, members.entered_by_group)
 
     def _take(self, begins: bool) -> None:
         """A batch is being taken from a loader, or has been."""
