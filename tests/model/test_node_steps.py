@@ -68,18 +68,19 @@ def _changed(text: str, **values: Any) -> str:
         {"epoch": "7"},
         {"timing": 3},
         {"more": 1},
-        {"blocks": [[5, [[0, *[1] * 26]]]]},
-        {"blocks": [[5, [[0, 0, *[1] * 26]]]]},
-        {"blocks": [[5, [[0, 5, *[-1] * 26]]]]},
-        {"blocks": [[5, [[0, 5, *[1] * 28]]]]},
-        {"blocks": [[5, [[0, 5, *[1] * (26 + 3 * (MOST_GROUPS + 1))]]]]},
+        {"blocks": [[5, [[0, *[1] * 28]]]]},
+        {"blocks": [[5, [[0, 0, *[1] * 28]]]]},
+        {"blocks": [[5, [[0, 5, *[-1] * 28]]]]},
+        {"blocks": [[5, [[0, 5, *[1] * 27]]]]},
+        {"blocks": [[5, [[0, 5, *[1] * 30]]]]},
+        {"blocks": [[5, [[0, 5, *[1] * (28 + 3 * (MOST_GROUPS + 1))]]]]},
         {"blocks": [[5, []]] * (MOST_BLOCKS + 1)},
-        {"blocks": [[5, [[n, 5, *[1] * 26] for n in range(65)]]]},
+        {"blocks": [[5, [[n, 5, *[1] * 28] for n in range(65)]]]},
     ],
 )
 def test_a_node_that_says_anything_else_is_not_read(values: dict[str, Any]) -> None:
     assert node_steps_from_text(
-        _changed(node_steps_to_text(STEPS), blocks=[[5, [[0, 5, *[1] * 26]]]])
+        _changed(node_steps_to_text(STEPS), blocks=[[5, [[0, 5, *[1] * 28]]]])
     )
     with pytest.raises(ValueError):
         node_steps_from_text(_changed(node_steps_to_text(STEPS), **values))

@@ -34,7 +34,16 @@ MOST_LETTERS = 256 * 1024
 MOST_NAMED = 256  # the slowest
 MOST_NODES = 4096
 SECTIONS = len(Section)
-_SINGLE = ("wait_ns", "collectives", "tokens", "throttled_ns", "memory_stall_ns", "micro_batches")
+_SINGLE = (
+    "wait_ns",
+    "collectives",
+    "tokens",
+    "throttled_ns",
+    "memory_stall_ns",
+    "micro_batches",
+    "forward_ns",
+    "backward_ns",
+)
 _PLAIN = 4 * SECTIONS + len(_SINGLE)
 GROUP = len(GroupEntries._fields)
 

@@ -59,7 +59,8 @@ class StepWork(NamedTuple):
     micro_batches: of those that ranks share, how many were this one's; 0: it shares none. ended_ns
     is CLOCK_MONOTONIC. device_ns: by section, the device's time but for what it waited for others,
     where that is measured. groups: of the collectives, those of the first `MOST_GROUPS` process
-    groups; what else was entered is only in the sum.
+    groups; what else was entered is only in the sum. forward_ns, backward_ns: of the body's own
+    time, what is known to be of these passes.
     """
 
     step: int
@@ -74,6 +75,8 @@ class StepWork(NamedTuple):
     micro_batches: int = 0
     device_ns: tuple[int, ...] = NONE_NS
     groups: tuple[GroupEntries, ...] = ()
+    forward_ns: int = 0
+    backward_ns: int = 0
 
 
 class FixedWork(NamedTuple):
@@ -109,6 +112,8 @@ class WorkBlock(NamedTuple):
     micro_batches: int = 0
     device_ns: tuple[int, ...] = NONE_NS
     groups: tuple[GroupEntries, ...] = ()
+    forward_ns: int = 0
+    backward_ns: int = 0
 
 
 def block_between(older: StepWork, newer: StepWork) -> WorkBlock:
@@ -124,6 +129,8 @@ def block_between(older: StepWork, newer: StepWork) -> WorkBlock:
         micro_batches=newer.micro_batches - older.micro_batches,
         device_ns=tuple(b - a for a, b in zip(older.device_ns, newer.device_ns, strict=True)),
         groups=_entered_between(older.groups, newer.groups),
+        forward_ns=newer.forward_ns - older.forward_ns,
+        backward_ns=newer.backward_ns - older.backward_ns,
     )
 
 
@@ -142,12 +149,14 @@ def _entered_between(
 
 
 SlowCause = Literal["compute", "data", "quota", "memory", "neighbour", "blocked"]
+BodyPass = Literal["", "forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
     """A rank has become slow. own_ns, peers_ns: of that section, a step; peers_ns is what it took
-    itself before, where there are none. excess_ns: a step, of all sections."""
+    itself before, where there are none. excess_ns: a step, of all sections. body_pass: which one of
+    the body's takes longer; "": nobody knows, or both do."""
 
     rank: int
     section: Section
@@ -160,3 +169,4 @@ class Slow:
     has_peers: bool
     is_standing: bool
     why: str
+    body_pass: BodyPass = ""

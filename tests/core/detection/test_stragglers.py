@@ -421,3 +421,26 @@ def judged(judge: Stragglers) -> dict[Doubt, str]:
     for end, blocks in Steps(2, 1).blocks(300):
         judge.add(blocks, end)
     return judge.doubts()
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "named"),
+    [(1.0, 0.0, "forward"), (0.0, 1.0, "backward"), (0.5, 0.5, ""), (0.0, 0.0, "")],
+)
+def test_the_pass_that_takes_longer_is_said(forward: float, backward: float, named: str) -> None:
+    """Shares of what comes on top; usually the backward pass takes twice the forward one."""
+    judge, found = Stragglers(), []
+    for end, blocks in Steps(2, 3, slow=1, factor=1.5, onset=ONSET).blocks(400):
+        for rank, block in blocks.items():
+            body_ns = block.own_ns[Section.COMPUTE]
+            usual_ns = body_ns / 1.5 if rank == 1 and end >= ONSET else body_ns
+            more_ns = body_ns - usual_ns
+            blocks[rank] = block._replace(
+                forward_ns=int(0.3 * usual_ns + forward * more_ns),
+                backward_ns=int(0.6 * usual_ns + backward * more_ns),
+            )
+        found += [one for one in judge.add(blocks, end) if isinstance(one, Slow)]
+    [slow] = found
+    assert (slow.rank, slow.section, slow.body_pass) == (1, Section.COMPUTE, named)
+    assert (f"it is the {named} pass that takes longer" in slow.why) == bool(named)
+    assert ("pass that takes longer" in slow.why) == bool(named)

@@ -284,6 +284,8 @@ def test_what_each_section_of_a_step_takes_is_on_the_ranks_page(
     assert last is not None and (last.step, last.epoch, last.tokens) == (8, job._rank.epoch, 900)
     assert all(last.own_ns[section] > 0 for section in Section)
     assert all(last.cpu_ns[section] > 0 for section in Section)
+    assert 0 < last.forward_ns + last.backward_ns < last.own_ns[Section.COMPUTE]
+    assert min(last.forward_ns, last.backward_ns) > 0
     first = reader.at(2, last)
     assert first is not None and first.tokens == 300
     assert sum(last.own_ns) - sum(first.own_ns) == last.ended_ns - first.ended_ns, "nobody waited"
@@ -310,6 +312,19 @@ def test_where_slow_ranks_are_not_looked_for_nothing_is_measured(settings: Setti
         job.report(tokens=7)
     assert not work_path(job_dir(settings), 0).exists()
     job.close()
+
+
+@pytest.mark.parametrize("slow_ranks", ["tell", "off"])
+def test_when_a_job_is_closed_its_modules_have_no_hooks_of_ours(
+    settings: Settings, slow_ranks: str
+) -> None:
+    training = Training()
+    modules = [part for part in training.stateful.values() if isinstance(part, nn.Module)]
+    job = keepstep.protect({**settings, "slow_ranks": slow_ranks}, **training.stateful)
+    hooks = [module._forward_hooks for module in modules]
+    assert [len(some) for some in hooks] == [slow_ranks == "tell"] * len(modules) != []
+    job.close()
+    assert not any(hooks)
 
 
 def damage(path: Path, at: int) -> None:

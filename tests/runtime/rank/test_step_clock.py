@@ -160,3 +160,46 @@ def test_own_time_and_waits_are_all_the_time(acts: list[tuple[str, object]], see
     assert min(*work.own_ns, *work.cpu_ns, work.wait_ns) >= 0
     sums = [(*w.own_ns, *w.cpu_ns, *w.delay_ns, w.wait_ns) for w in thread.written]
     assert all(a <= b for old, new in pairwise(sums) for a, b in zip(old, new, strict=True))
+
+
+def test_forward_and_backward_pass_are_told_apart_where_they_are_seen() -> None:
+    thread = Thread()
+    clock = thread.clock
+    clock.body_entered()
+    thread.computes(1)  # a batch is made ready
+    for _ in range(2):
+        before = clock.forward_begun()
+        thread.computes(10)
+        inner = clock.forward_begun()  # another protected module, within
+        thread.computes(5)
+        clock.forward_ended(inner)
+        thread.computes(2)
+        clock.forward_ended(before)
+        thread.computes(3)  # a loss
+        clock.backward_begun()
+        thread.computes(30)
+    clock.enter(Section.UPDATE)
+    clock.backward_begun()
+    thread.computes(50)
+    work = end(thread)
+    assert own(work) == {Section.COMPUTE: 1 + 2 * 50, Section.UPDATE: 50}
+    assert (work.forward_ns, work.backward_ns) == (2 * 17, 2 * 30)
+
+
+def test_a_pass_is_over_where_the_trainer_is_elsewhere() -> None:
+    thread = Thread()
+    clock = thread.clock
+    clock.step_begun()
+    clock.forward_begun()  # the body has not said that it begins
+    thread.computes(4)
+    clock.back(clock.enter(Section.DATA))
+    thread.computes(6)
+    clock.enter(Section.APART)
+    clock.forward_ended(clock.forward_begun())
+    clock.backward_begun()
+    thread.computes(100)
+    work = end(thread)
+    assert (work.forward_ns, work.backward_ns, work.own_ns[Section.COMPUTE]) == (4, 0, 10)
+    clock.backward_begun()
+    thread.computes(9)
+    assert end(thread, 1).backward_ns == 0, "between two steps"

@@ -48,6 +48,7 @@ from keepstep.core.detection.drift import (
 from keepstep.core.detection.leave_one_out import OthersMedian
 from keepstep.core.detection.slow_cause import cause_of
 from keepstep.core.detection.slow_doubts import Doubt, of_noise, standing_doubts
+from keepstep.core.detection.slow_pass import slow_pass
 from keepstep.core.detection.standing_excess import StandingExcess, beyond
 from keepstep.core.detection.work_measures import (
     all_free_ns,
@@ -479,6 +480,7 @@ class Stragglers:
             has_peers=has_peers,
             is_standing=is_standing,
             why="",
+            body_pass=slow_pass(now, before, more[section]) if section is Section.COMPUTE else "",
         )
         return with_words(slow)
 
@@ -515,10 +517,11 @@ def with_words(slow: Slow) -> Slow:
     against = "its peers" if slow.has_peers else "before"
     since = "from the beginning" if slow.is_standing else f"since step {slow.since_step}"
     waits = ", for which all others wait" if slow.has_peers else ""
+    which = f"; it is the {slow.body_pass} pass that takes longer" if slow.body_pass else ""
     why = (
         f"rank {slow.rank} is slow {since}: its {SECTION_WORDS[slow.section]} takes "
         f"{human_ns(slow.own_ns)} a step, {against} {human_ns(slow.peers_ns)} ({share} more"
-        f"{waits}): {MEANINGS[slow.cause]}"
+        f"{waits}): {MEANINGS[slow.cause]}{which}"
     )
     return replace(slow, why=why)
 

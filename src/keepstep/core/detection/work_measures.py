@@ -13,7 +13,7 @@ def of_device(block: WorkBlock) -> WorkBlock:
     """With what the device did in place of what the thread did."""
     works = (Section.COMPUTE, Section.UPDATE)
     used = tuple(ns if section in works else 0 for section, ns in enumerate(block.device_ns))
-    return block._replace(own_ns=block.device_ns, cpu_ns=used)
+    return block._replace(own_ns=block.device_ns, cpu_ns=used, forward_ns=0, backward_ns=0)
 
 
 def own_ns_of(block: WorkBlock, section: Section) -> float:
@@ -55,6 +55,8 @@ def with_share(block: WorkBlock, scale: float) -> WorkBlock:
         cpu_ns=passes(block.cpu_ns),
         delay_ns=passes(block.delay_ns),
         tokens=int(block.tokens * scale),
+        forward_ns=int(block.forward_ns * scale),
+        backward_ns=int(block.backward_ns * scale),
     )
 
 
@@ -63,6 +65,8 @@ def scaled(block: WorkBlock, scale: float) -> WorkBlock:
         own_ns=tuple(int(ns * scale) for ns in block.own_ns),
         cpu_ns=tuple(int(ns * scale) for ns in block.cpu_ns),
         delay_ns=tuple(int(ns * scale) for ns in block.delay_ns),
+        forward_ns=int(block.forward_ns * scale),
+        backward_ns=int(block.backward_ns * scale),
     )
 
 

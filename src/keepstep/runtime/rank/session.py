@@ -28,6 +28,7 @@ from keepstep.edge.os.voice import speak_of_training
 from keepstep.edge.torch.job_data import JobData
 from keepstep.edge.torch.loader import Loader
 from keepstep.edge.torch.micro_batches import MicroBatch
+from keepstep.edge.torch.passes import watch_passes
 from keepstep.edge.torch.process_groups import gather_objects, process_group
 from keepstep.edge.torch.state import Protected
 from keepstep.errors import ConfigError, KeepstepError, UnsavedError
@@ -182,6 +183,8 @@ class Job:
         )
         self._checkpoints = CheckpointRequests(rank, who.rank, driver, measure, journal)
         self._updates = OptimizerHooks(protected, rank, driver, numbers, measure)
+        if settings.slow_ranks != "off":
+            self._updates.add(watch_passes(protected.parts().values(), measure))
         self._process = ProcessHooks(self._preempted, self._at_exit)
         self._data.restored(rank.step)
 

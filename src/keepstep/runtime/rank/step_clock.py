@@ -26,6 +26,7 @@ from keepstep.model.step_work import GroupEntries, Section, StepWork
 
 SECTIONS = len(Section)
 UNTOLD = SECTIONS  # between a step's beginning and its body, if it has one
+NO_PASS, FORWARD, BACKWARD = range(3)  # of a body
 _ALONE = (Section.DATA, UNTOLD)  # where no collective is expected that is not seen
 
 
@@ -59,6 +60,8 @@ class StepClock:
         self._own = [0] * (SECTIONS + 1)
         self._cpu = [0] * (SECTIONS + 1)
         self._wait = 0
+        self._pass = NO_PASS
+        self._passes = [0, 0, 0]
         self._is_busy = False
         self._sees_collectives = sees_collectives
         self._tokens = self._micro_batches = 0
@@ -74,7 +77,33 @@ class StepClock:
             self._mark()
             self._is_busy = is_busy
 
+    def backward_begun(self) -> None:
+        """Gradients of what a forward pass gave are computed: until the next one begins, or the
+        trainer is somewhere else."""
+        with self._lock:
+            self._mark()
+            if self._section == Section.COMPUTE:
+                self._pass = BACKWARD
+
     # -- on the trainer's thread
+
+    def forward_begun(self) -> int:
+        """A protected module is called. Whether within another one, for `forward_ended`."""
+        with self._lock:
+            self._mark()
+            if self._section == UNTOLD:  # the body has begun
+                self._settle(Section.COMPUTE)
+            before = FORWARD if self._pass == FORWARD else NO_PASS
+            if self._section == Section.COMPUTE:
+                self._pass = FORWARD
+            return before
+
+    def forward_ended(self, before: int) -> None:
+        """If it was called within another one, that goes on."""
+        with self._lock:
+            self._mark()
+            if self._section == Section.COMPUTE:
+                self._pass = before
 
     def enter(self, section: Section) -> int:
         """From now on it is there. Where it was before, for `back`."""
@@ -139,11 +168,13 @@ class StepClock:
                 self._tokens,
                 self._micro_batches,
                 groups=groups,
+                forward_ns=self._passes[FORWARD],
+                backward_ns=self._passes[BACKWARD],
             )
         self._write(work)
 
     def _go_to(self, section: int) -> None:
-        self._section = section
+        self._section, self._pass = section, NO_PASS
         if self._device is not None:
             self._device.enter(section)
 
@@ -171,8 +202,13 @@ class StepClock:
         self._cpu[self._section] += computed
         self._delay[self._section] += ready
         if not self._is_busy and (self._sees_collectives or self._section in _ALONE):
-            self._own[self._section] += passed
+            self._charge(passed)
             return
         own = min(passed, computed + ready)
-        self._own[self._section] += own
+        self._charge(own)
         self._wait += passed - own
+
+    def _charge(self, own: int) -> None:
+        self._own[self._section] += own
+        if self._section == Section.COMPUTE:
+            self._passes[self._pass] += own

@@ -125,6 +125,19 @@ class StepMeasure:
         if self._clock is not None:
             self._clock.body_entered()
 
+    def forward_begun(self) -> int:
+        """Here and in the next ones: see `StepClock`."""
+        return 0 if self._clock is None else self._clock.forward_begun()
+
+    def forward_ended(self, before: int) -> None:
+        if self._clock is not None:
+            self._clock.forward_ended(before)
+
+    def backward_begun(self) -> None:
+        """From the thread that computes gradients."""
+        if self._clock is not None:
+            self._clock.backward_begun()
+
     def before_update(self) -> None:
         """The optimizer's pre-step hook begins."""
         if self._clock is not None:
