@@ -79,7 +79,7 @@ class _Begins:
             self._passes.begins(module)
 
     def __reduce__(self) -> Any:
-        return _Nothing, ()
+        return _InCopy, ()
 
 
 class _Ends:
@@ -91,11 +91,11 @@ class _Ends:
             self._passes.ends(module, output)
 
     def __reduce__(self) -> Any:
-        return _Nothing, ()
+        return _InCopy, ()
 
 
-class _Nothing:
-    """In a copy."""
+class _InCopy:
+    """In place of a hook: there is nobody to tell."""
 
     def __call__(self, *_: Any) -> None: ...
 
