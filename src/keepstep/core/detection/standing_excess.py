@@ -19,7 +19,7 @@ from keepstep.core.detection.leave_one_out import OthersMedian
 Needs = Mapping[str, Mapping[int, float]]  # by channel, by rank, nanoseconds a step
 
 
-class Beside(NamedTuple):
+class BesidePeers(NamedTuple):
     """peers: of the rank beside its peers. peers_beside_all: of these beside all others."""
 
     peers: float
@@ -44,7 +44,7 @@ class StandingExcess:
         """Of the channels."""
         return list(self._needs_ns)
 
-    def beside(self, rank: int, name: str, is_whole: bool) -> Beside | None:
+    def beside(self, rank: int, name: str, is_whole: bool) -> BesidePeers | None:
         """is_whole: the channel is of all sections together. None: it has no peers, or they do
         nothing."""
         ranks = self._peers.get(rank)
@@ -57,7 +57,7 @@ class StandingExcess:
         if min(whole, whole_of_all) <= 0:
             return None
         own = self._needs_ns[name][rank]
-        return Beside(beyond(own, usual, whole), beyond(usual, of_all, whole_of_all))
+        return BesidePeers(beyond(own, usual, whole), beyond(usual, of_all, whole_of_all))
 
     def _others(self, name: str, ranks: frozenset[int]) -> OthersMedian:
         """name: of a channel; "": of the whole step."""
