@@ -307,3 +307,28 @@ def test_by_default_ranks_that_share_nothing_are_neither_stopped_nor_waited_for(
     events = list(read_journal(tmp_path / "state" / "j" / "journal.jsonl"))
     assert any("left as they are" in e.why for e in events if e.kind == "wrong-numbers")
     assert not any(e.kind in ("restart", "hang", "run-again") for e in events)
+
+
+def test_what_the_first_step_after_a_restart_spoils_is_not_taken_for_meant(tmp_path: Path) -> None:
+    """By default one step in eight is looked at: the next look came when the state was spoilt, and
+    took it for the program's own. It was sealed, and no good snapshot was left."""
+
+    def life(number: int, job: str) -> str:
+        environ = {
+            **os.environ,
+            "LIFE": str(number),
+            "KEEPSTEP_JOB": job,
+            "KEEPSTEP_ARENA_DIR": str(tmp_path / "arena"),
+            "KEEPSTEP_STATE_DIR": str(tmp_path / "state"),
+        }
+        command = [sys.executable, str(UNCAPTURED.with_name("spoilt_after_restart.py"))]
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+        assert ended.returncode == (-9 if number == 1 else 0), ended.stderr
+        return ended.stdout.strip()
+
+    (tmp_path / "arena").mkdir()
+    calm = life(0, "calm")
+    life(1, "killed")
+    assert life(2, "killed") == calm
+    kinds = [e.kind for e in read_journal(tmp_path / "state" / "killed" / "journal.jsonl")]
+    assert "wrong-numbers" in kinds and "run-again" in kinds

@@ -131,6 +131,8 @@ class Sight:
         left out a step's batches of late.
     means: its parameters hold infinities, and nothing else is wrong: a program may have put them
         there.
+    differs_since: since the end of which step, before this one, the state of some replica has not
+        been what the others' was; None: of no step is that known.
     """
 
     rank: int
@@ -154,6 +156,7 @@ class Sight:
     batches: int = 0
     skips: int = 0
     means: bool = False
+    differs_since: int | None = None
 
     @property
     def is_origin(self) -> bool:

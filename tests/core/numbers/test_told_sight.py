@@ -43,6 +43,7 @@ SIGHTS = st.builds(
     batches=COUNT,
     skips=COUNT,
     means=st.booleans(),
+    differs_since=st.none() | st.integers(-1, 10**9),
 )
 
 

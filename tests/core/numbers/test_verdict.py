@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.numbers.inquiry import CountIt, Rules, RunIt, next_act
+from keepstep.core.numbers.inquiry import CountIt, Rules, RunIt, SkipIt, next_act
 from keepstep.core.numbers.verdict import FAR_MORE, judge, origins, unrepeated
 from keepstep.model.numbers import Culprit, Origin, RangeCount, Sight, Sign, StepRun, Way
 from keepstep.model.snapshot import Stamp
@@ -370,3 +370,33 @@ def test_an_update_that_its_gradients_do_not_give_again(world: int, data: st.Dat
     assert isinstance(next_act(7, [StepRun(Way.FIRST, held)], Rules()), RunIt)
     for rules in (Rules(), Rules(may_skip=False), Rules(only_undoes=True)):
         assert isinstance(next_act(7, runs, rules), CountIt)
+
+
+@given(worlds, st.data())
+def test_where_replicas_had_differed_before_neither_batch_nor_code_is_at_fault(
+    world: int, data: st.DataObject
+) -> None:
+    """A bit that flips in one rank's weights makes wrong numbers whenever its state is run."""
+    rank = data.draw(st.integers(0, world - 1))
+
+    def told_of_it(first: StepRun) -> StepRun:
+        return replace(first, seen=tuple(replace(s, differs_since=6) for s in first.seen))
+
+    for runs in (
+        [run(world, bad=[rank]), run(world, Way.AGAIN, bad=[rank])],
+        [
+            run(world, bad=[rank]),
+            run(world, Way.AGAIN, bad=[rank]),
+            run(world, Way.SWAPPED, bad=[rank], roles=True),
+        ],
+    ):
+        before = judge(runs)
+        found = judge([told_of_it(runs[0]), *runs[1:]])
+        assert before.culprit is not Culprit.MODEL and found.culprit is Culprit.MODEL
+        assert found.comes_again == before.comes_again and "since step 6" in found.why
+    stays = [run(world, Way.SWAPPED, bad=[rank])]
+    found = judge([told_of_it(run(world, bad=[rank])), run(world, Way.AGAIN, bad=[rank]), *stays])
+    assert found.culprit is Culprit.HARDWARE, "a device that stays wrong is at fault all the same"
+    rules = Rules(may_skip=True, can_skip=True, can_swap=False, only_undoes=True)
+    act = next_act(7, [told_of_it(runs[0]), *runs[1:]], rules)
+    assert not isinstance(act, SkipIt), "no healthy batch is left out for it"

@@ -129,6 +129,7 @@ class Machine:
     learnt: int = 0
     infinite_from: int | None = None  # a gate that the program closes in that step
     has_lost_peer: bool = False
+    differs_since: int | None = None
     regroups: int = 0
     error: DamageError | None = None
     place: int = 0  # of the next batch

@@ -31,7 +31,7 @@ def numbers(
         store=None,
         **{"look_every_steps": 1, "calibrate_runs": 0, "replay_update_bytes": 0, **options},
     )
-    guard = SimpleNamespace(can_agree=True, drop=lambda: None)
+    guard = SimpleNamespace(can_agree=True, drop=lambda: None, know_what_is_meant=lambda: None)
     monkeypatch.setattr(step_numbers, "Guard", lambda *_, **__: guard)
     doubt = SimpleNamespace(
         prepare=lambda step: step != 4,
@@ -143,3 +143,18 @@ def test_updates_are_made_again_in_each_step_until_it_is_known_what_that_says(
     found.counts(14, None, True, False)
     [told] = journal.of("not-repeatable")
     assert "each time" in told.why
+
+
+def test_what_is_meant_is_known_before_the_first_body_though_nobody_looks_at_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A restart lands on any step: what its first bodies spoil was learnt at the next look as the
+    program's own, and sealed."""
+    found = numbers(monkeypatch, "undo", look_every_steps=8)
+    asked: list[str] = []
+    guard: Any = found._guard
+    guard.know_what_is_meant = lambda: asked.append("meant")
+    doubt: Any = found._doubt
+    doubt.begin = lambda step: asked.append("body")
+    found.begin(19)
+    assert asked == ["meant", "body"]

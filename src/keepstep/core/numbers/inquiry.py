@@ -123,7 +123,10 @@ def next_act(step: int, runs: Sequence[StepRun], rules: Rules) -> Act:
     ways = [run.way for run in runs]
     may_tell_more = verdict.culprit is Culprit.UNKNOWN and Way.SWAPPED not in ways
     if may_tell_more and rules.can_swap:
-        why = f"step {step} is run with the ranks in each other's places: {verdict.why}"
+        why = (
+            f"step {step} has wrong numbers once more, and is run with the ranks in each other's "
+            "places: that tells a device from the program"
+        )
         return RunIt(Way.SWAPPED, why)
     if verdict.culprit is Culprit.HARDWARE:
         return _undone(step, last, verdict, rules, _cool(step, runs, verdict))
@@ -192,6 +195,8 @@ def _take_as_it_is(step: int, last: StepRun, verdict: StepVerdict) -> RunIt | Co
 def _skip_or_stop(step: int, last: StepRun, verdict: StepVerdict, rules: Rules) -> SkipIt | Stop:
     skips = max(seen.skips for seen in last.seen)
     if not rules.may_skip:
+        return Stop(verdict, f"step {step} has wrong numbers that come again: {verdict.why}")
+    if verdict.culprit is Culprit.MODEL:
         return Stop(verdict, f"step {step} has wrong numbers that come again: {verdict.why}")
     if not rules.can_skip:
         why = (

@@ -56,6 +56,7 @@ def to_text(seen: Sight) -> str:
         seen.batches,
         seen.skips,
         int(seen.means),
+        seen.differs_since,
     ]
     return json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
 
@@ -64,7 +65,7 @@ def from_text(text: str) -> Sight:
     """Raises DamageError."""
     with decoding("what a rank has seen"):
         rank, role, signs, first, looked, gave, bad_at, *rest = a_list(from_json(text))
-        *named, origin, narrow, digest, sketch, device, holds, batches, skips, means = rest
+        *named, origin, narrow, digest, sketch, device, holds, batches, skips, means, since = rest
         batch, weights, moments, gradients, update = map(_names, named)
         return Sight(
             rank=a_count(rank),
@@ -88,6 +89,7 @@ def from_text(text: str) -> Sight:
             batches=a_count(batches),
             skips=a_count(skips),
             means=bool(a_count(means)),
+            differs_since=None if since is None else a_whole_number(since),
         )
 
 

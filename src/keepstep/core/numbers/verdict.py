@@ -36,7 +36,7 @@ def judge(runs: Sequence[StepRun], within: float = 0.0) -> StepVerdict:
     far apart runs of one state and batch are on clean steps (`repeats.py`); 0: bit for bit, or not
     known."""
     runs = [_of_first_step(run) for run in runs]
-    verdict, narrow = _judge(runs, within), None
+    verdict, narrow = _unless_it_came_so(_judge(runs, within), runs), None
     for seen in (seen for run in runs[1:] for seen in run.seen if seen.origin is not None):
         if verdict.rank in (None, seen.rank, seen.role):
             narrow = narrow or seen.narrow
@@ -58,6 +58,19 @@ def _judge(runs: Sequence[StepRun], within: float) -> StepVerdict:
     if swapped is None:
         return _open(again)
     return _unless_unrepeated(_compared(again, swapped), others, within)
+
+
+def _unless_it_came_so(verdict: StepVerdict, runs: Sequence[StepRun]) -> StepVerdict:
+    """Where replicas were not equal any more before the step was run, it was given a wrong state:
+    neither its batch nor the code is at fault. A device that stays wrong is, all the same."""
+    since = [s.differs_since for run in runs for s in run.seen if s.differs_since is not None]
+    if not since or verdict.culprit in (Culprit.HARDWARE, Culprit.MODEL):
+        return verdict
+    why = (
+        f"the state that the step was given had changed in some rank's memory: replicas have not "
+        f"been equal since step {min(since)}. Without that it would be: {verdict.why}"
+    )
+    return replace(verdict, culprit=Culprit.MODEL, why=why)
 
 
 def unrepeated(runs: Iterable[StepRun], within: float = 0.0) -> tuple[Sight, Sight] | None:
@@ -323,6 +336,8 @@ def _gradient(run: StepRun, wrong: frozenset[int]) -> str:
 
 
 def _at(where: str) -> str:
+    if where.startswith("behind "):
+        return f" {where}"
     return f" at {where}" if where else ""
 
 

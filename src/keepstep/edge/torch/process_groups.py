@@ -6,7 +6,10 @@ anew and gathering are collectives: they run on the trainer's thread, which wait
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import os
+import pickle
 import sys
 import threading
 import time
@@ -183,9 +186,29 @@ def uses_device() -> bool:
 def gather_objects(mine: Any) -> list[Any]:
     """What every rank gives, in their order. All ranks call it, and have a process group."""
     distributed = process_group()
+    if importlib.util.find_spec("numpy") is None:
+        return _gather_without_numpy(distributed, mine)
     found: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(found, mine)
     return found
+
+
+def _gather_without_numpy(distributed: Any, mine: Any) -> list[Any]:
+    """torch's own way needs numpy, and torch does not bring it. Groups over NCCL alone have none of
+    this: their users have numpy, or get torch's error."""
+    given = bytearray(pickle.dumps(mine, protocol=5))
+    world_size = distributed.get_world_size()
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size)]
+    distributed.all_gather(sizes, torch.tensor([len(given)]))
+    most = max(int(size) for size in sizes)
+    padded = torch.zeros(most, dtype=torch.uint8)
+    padded[: len(given)] = torch.frombuffer(given, dtype=torch.uint8)
+    found = [torch.empty_like(padded) for _ in range(world_size)]
+    distributed.all_gather(found, padded)
+    return [
+        pickle.loads(ctypes.string_at(tensor.data_ptr(), int(size)))
+        for tensor, size in zip(found, sizes, strict=True)
+    ]
 
 
 def _nothing(*_: Any) -> None:

@@ -69,7 +69,7 @@ class Capture:
         self._maker = SlotMaker(world, options, who)
         self._sharing = Sharing(world, options, who, page)
         self._clean: dict[Slot, str] = {}  # of which layout the gaps between tensors are zeros
-        self._watch = ReplicaWatch(world, options, who, page, by_blocks=self._sharing.is_on)
+        self.watch = ReplicaWatch(world, options, who, page, by_blocks=self._sharing.is_on)
         paths = slot_paths(world.memory, options.job_dir, who.rank)
         self._slots: list[Slot] = [self._open(path) for path in paths]
         self._views: list[SlotView] = [EMPTY_VIEW] * len(self._slots)
@@ -243,8 +243,8 @@ class Capture:
         self._tell_span(stamp.step)
         seen = self._commit_view.look(stamp.epoch)
         self._sharing.boundary(stamp.step, seen.pages, seen.horizon)
-        self._watch.look(stamp.epoch, seen, self._slots)
-        if self._watch.is_condemned:
+        self.watch.look(stamp.epoch, seen, self._slots)
+        if self.watch.is_condemned:
             self._skip(stamp.step, "replicas differ, and all are to go back", **told)
             self._end_condemned()
             return
@@ -276,7 +276,7 @@ class Capture:
     def _end_condemned(self) -> None:
         """Give up what this rank holds of a computation that went wrong, and end, if it is the one
         that is wrong."""
-        error, wrong = self._watch.error(), self._watch.difference
+        error, wrong = self.watch.error(), self.watch.difference
         if error is None or wrong is None:
             return
         sealed = [(v.stamp, n) for n, v in enumerate(self._views) if v.state is SlotState.SEALED]
@@ -352,7 +352,7 @@ class Capture:
             return NoRoom(payload, text_bytes + text_bytes // 2 + 4 * KIB)
         copy = live.copy(gathered, self._slots[index], lacking, shared)
         self._under_way = UnderWay(index, stamp, copy)
-        self._watch.gathered(stamp.step, gathered, copy.is_on_device)
+        self.watch.gathered(stamp.step, gathered, copy.is_on_device)
         copy.copy_moving()
         return BegunSnapshot(gathered, copy, manifest, order, self._world.groups.mark())
 
@@ -425,7 +425,7 @@ class Capture:
             began_ns = clock.monotonic_ns()
             nbytes = begun.gathered.payload_bytes
             header = slot.write_table(nbytes, manifest.text, copy.sums, bool(copy.digests))
-            replicas = self._watch.digest(slot, header)
+            replicas = self.watch.digest(slot, header)
             yield from copy.settle()
             if copy.moved:
                 return Sealed(moved=tuple(copy.moved))

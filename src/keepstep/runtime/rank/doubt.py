@@ -439,9 +439,11 @@ class Doubt:
         first, names = (step, ()) if bad is None else (bad[0], bad[1].names)
         has_spread = not all(map(self._is_looked_at, range(first + 1, step + 1)))
         found = self._numbers.sight(names, has_spread)
+        since = self._rank.differs_since
         return replace(
             found,
             rank=self._number,
+            differs_since=since if since is not None and since < min(first, step) else None,
             looked=found.looked and (self._is_looked_at(first) or self._is_tried(first)),
             role=self._role if self._way(step) is Way.SWAPPED else self._number,
             skips=sum(at > step - SKIPS_WITHIN_STEPS for at in self._skipped_at),

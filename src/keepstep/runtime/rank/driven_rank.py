@@ -58,6 +58,11 @@ class DrivenRank:
     def not_finite(self) -> tuple[int, NotFinite] | None:
         return self._rank.finite.first
 
+    @property
+    def differs_since(self) -> int | None:
+        wrong = self._rank.watch.difference
+        return None if wrong is None else wrong.stamp.step
+
     def doubt(self, step: int | None) -> None:
         self._driver.call(self._rank.finite.doubt, step)
 

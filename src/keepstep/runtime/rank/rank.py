@@ -94,7 +94,7 @@ class Rank:
             announce=self.announce,
             on_change=self._keeper.page_changed if many else _nothing,
         )
-        self.finite = self._capture.finite
+        self.finite, self.watch = self._capture.finite, self._capture.watch
         self.halting = Halting(joined.keeper, who.rank, who.world_size)
         self._resumption: Resumption | None = None  # while this rank votes and loads
         self._resumed_ns: int | None = None  # until the first step after a restore is done

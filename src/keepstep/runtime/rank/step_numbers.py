@@ -146,6 +146,8 @@ class NumbersOfProcess:
     def begin(self, step: int) -> None:
         """The step's body begins."""
         if self._doubt is not None:
+            if self._guard is not None:
+                self._guard.know_what_is_meant()
             if self._updates is not None:
                 self._updates.replay.turn = step // self._look_every_steps
             self._doubt.begin(step)

@@ -20,6 +20,10 @@ class TakesBack(Protocol):
     def not_finite(self) -> tuple[int, NotFinite] | None:
         """The first captured state since then that was not finite, and what of it."""
 
+    @property
+    def differs_since(self) -> int | None:
+        """Since the end of which step replicas have not been equal; None: of none is that known."""
+
     def doubt(self, step: int | None) -> None:
         """Capture nothing while that step is in doubt; None: nobody doubts any more."""
 

@@ -126,8 +126,7 @@ class Guard:
     def begin(self, is_watched: bool) -> None:
         """A body begins. `is_watched`: every module is looked at."""
         self.drop()
-        if self._meant is None:
-            self.learn()
+        self.know_what_is_meant()
         self._is_in_step = True
         self._protected.loaders.forget_taken()
         self._members.on_give = self._gives
@@ -137,6 +136,12 @@ class Guard:
             self._products = Products(self._modules())
         if self._updates is not None:
             self._updates.begin(is_rerun=is_watched)
+
+    def know_what_is_meant(self) -> None:
+        """Before the first body of a life, also where nobody looks at that one: what was made or
+        loaded is meant, and what that body makes of it is not."""
+        if self._meant is None:
+            self.learn()
 
     def drop(self) -> None:
         """Forget what was seen, and look no more."""
