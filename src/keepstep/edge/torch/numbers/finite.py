@@ -46,7 +46,8 @@ def square_of(tensor: torch.Tensor) -> torch.Tensor:
     """The sum of the squares of its values, as quickly as they can be read; nothing is waited
     for. A half's square has no place in so few bits: it is summed as float32."""
     with torch.no_grad():
-        if tensor.dtype in (torch.float32, torch.float64) and tensor.is_contiguous():
+        is_plain = tensor.dtype in (torch.float32, torch.float64) and tensor.is_contiguous()
+        if is_plain and tensor.device.type == "cpu":  # cuBLAS takes no more than 2^31 values
             values = tensor.view(-1)
             return torch.dot(values, values)
         tensor = countable(tensor)
