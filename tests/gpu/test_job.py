@@ -3,45 +3,23 @@ ends in the bits of an undisturbed one. Skipped without CUDA."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.gpu.started import ended
+
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-
-ROOT = Path(__file__).parents[2]
-
-
-def ended(home: Path, job: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    environ = {
-        **os.environ,
-        "KEEPSTEP_JOB": job,
-        "KEEPSTEP_ARENA_DIR": str(home),
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        **settings,
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "tests.gpu.trained"],
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize("fused", ["0", "1"])
 def test_a_killed_run_ends_in_the_bits_of_an_undisturbed_one(tmp_path: Path, fused: str) -> None:
-    calm = ended(tmp_path, "calm", FUSED=fused)
+    calm = ended("trained", tmp_path, "calm", FUSED=fused)
     assert calm.returncode == 0 and "12 steps captured, 0 skipped" in calm.stderr, calm.stderr
-    killed = ended(tmp_path, "killed", FUSED=fused, DIES_AT="7")
+    killed = ended("trained", tmp_path, "killed", FUSED=fused, DIES_AT="7")
     assert killed.returncode == -9, killed.stderr
-    second = ended(tmp_path, "killed", FUSED=fused)
+    second = ended("trained", tmp_path, "killed", FUSED=fused)
     assert second.returncode == 0, second.stderr
     began, hashed = second.stdout.splitlines()
     assert int(began.split()[-1]) in (5, 6), "at most one step is lost"

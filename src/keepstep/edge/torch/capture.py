@@ -76,7 +76,7 @@ class TensorCopy:
     shared: frozenset[int] = frozenset()
     known_bad: KnownBad | None = None  # None: nobody asks what is finite
     plans: CopyPlans | None = None  # likewise
-    frozen: FrozenInSlots | None = None  # None: nobody knows what the slot holds
+    frozen: FrozenInSlots = field(default_factory=FrozenInSlots)  # its own knows of no slot
     hash_threads: int = 1
     # lazily copied tensors that changed under the copy
     moved: list[str] = field(default_factory=list)
@@ -162,15 +162,12 @@ class TensorCopy:
         for copies in self.state.copies:
             if not copies.frozen.pairs:
                 continue
-            if self.lacking or self.frozen is None:
-                if self.frozen is not None:
-                    self.frozen.forget(self.slot)
-                self._write(copies.frozen)
-            elif self.frozen.are_in(self.slot, copies):
+            if not self.lacking and self.frozen.are_in(self.slot, copies):
                 self._unproven.append(copies)
-            else:
-                self.frozen.forget(self.slot)
-                self._write(copies.frozen)
+                continue
+            self.frozen.forget(self.slot)
+            self._write(copies.frozen)
+            if not self.lacking:
                 self.frozen.copied(self.slot, copies)
 
     def _prove_frozen(self) -> None:

@@ -85,19 +85,11 @@ class Bucket:
             stream.copy(run.parts, run.sources)
             if run.hosts:
                 stream.copy(run.hosts, run.leaving)
-            for piece in run.digested:
-                stream.digest(piece)
-            for look in run.looks:
-                if look.is_due(turn):
-                    stream.look(look)
+            _read_there(stream, run, turn)
         for pieces in self.turns:
             stream.take_turns()
             stream.copy(pieces.hosts, pieces.sources)
-        for piece in self.digested:
-            stream.digest(piece)
-        for look in self.looks:
-            if look.is_due(turn):
-                stream.look(look)
+        _read_there(stream, self, turn)
         return stream.mark()
 
     @property
@@ -114,6 +106,15 @@ class Bucket:
         turn.hosts.append(host)
         turn.sources.append(source)
         turn.nbytes += host.nbytes
+
+
+def _read_there(stream: CopyStream, of: Run | Bucket, turn: int) -> None:
+    """What is digested and looked at where it is, behind what was ordered of it."""
+    for piece in of.digested:
+        stream.digest(piece)
+    for look in of.looks:
+        if look.is_due(turn):
+            stream.look(look)
 
 
 class DeviceCopy:

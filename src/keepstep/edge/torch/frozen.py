@@ -20,8 +20,9 @@ from weakref import WeakKeyDictionary
 from keepstep.edge.shm.memory import equal
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.plan import CopyOrder
+from keepstep.model.units import KIB
 
-FEWEST_BYTES = 64 * 1024  # of a tensor: a smaller one is copied as quickly as it is looked at
+FEWEST_BYTES = 64 * KIB  # of a tensor: a smaller one is copied as quickly as it is looked at
 
 
 class FrozenInSlots:

@@ -69,12 +69,13 @@ class CopyLook:
 
     @classmethod
     def of(cls, pairs: Sequence[Pair]) -> CopyLook:
+        late = [pair for pair in pairs if pair[0].address is None]
         return cls(
             pairs=pairs,
             spans=_spans([p for p in pairs if p[0].address is not None]),
             late={
-                device: _spans([p for p in pairs if p[0].address is None and is_on(p, device)])
-                for device in {item.local.device for item, _ in pairs if item.address is None}
+                device: _spans([p for p in late if p[0].local.device == device])
+                for device in {item.local.device for item, _ in late}
             },
         )
 
@@ -101,10 +102,6 @@ class CopyLook:
                 for device in {**self.late, **other.late}
             },
         )
-
-
-def is_on(pair: Pair, device: torch.device) -> bool:
-    return pair[0].local.device == device
 
 
 class KnownBad:
