@@ -324,6 +324,18 @@ def steps_in(node: Node) -> list[int]:
     return [manifest.step for manifest in node.store.published()]
 
 
+def keep_three_and_then_one(node: Node) -> None:
+    """Steps 1 to 3 are stored and kept, and step 4 is held, behind which one is to be left."""
+    node.keep = "latest:9"
+    for step in (1, 2, 3):
+        node.start()
+        node.hold(step)
+        assert node.attempt(step)[-1].ok
+    node.keep = "latest:1"
+    node.start()
+    node.hold(4)
+
+
 def until_it_removes(node: Node, step: int, epoch: int) -> Acts[ActDone]:
     """An attempt of `node.persister`, in front of its first removal."""
     node.number += 1
@@ -338,14 +350,7 @@ def until_it_removes(node: Node, step: int, epoch: int) -> Acts[ActDone]:
 
 def test_a_leader_that_wakes_after_its_successor_has_removed_removes_nothing(node: Node) -> None:
     """It knows what it wants to remove, and has not looked at the lease yet."""
-    node.keep = "latest:9"
-    for step in (1, 2, 3):
-        node.start()
-        node.hold(step)
-        assert node.attempt(step)[-1].ok
-    node.keep = "latest:1"
-    node.start()
-    node.hold(4)
+    keep_three_and_then_one(node)
     sleeping = until_it_removes(node, 4, epoch=1)
     found = node.store.removal_record()
     assert found is not None and found.epoch == 1, "its own, told before it wrote anything"
@@ -357,14 +362,7 @@ def test_a_leader_that_wakes_after_its_successor_has_removed_removes_nothing(nod
 
 
 def test_a_leader_that_loses_the_lease_between_two_removals_stops(node: Node) -> None:
-    node.keep = "latest:9"
-    for step in (1, 2, 3):
-        node.start()
-        node.hold(step)
-        assert node.attempt(step)[-1].ok
-    node.keep = "latest:1"
-    node.start()
-    node.hold(4)
+    keep_three_and_then_one(node)
     removing = until_it_removes(node, 4, epoch=1)
     next(removing)
     left = steps_in(node)
@@ -381,14 +379,7 @@ def test_a_leader_that_loses_the_lease_between_two_removals_stops(node: Node) ->
 
 def test_a_lease_that_is_not_looked_at_in_time_is_not_used(node: Node) -> None:
     """Nobody has taken it: it is renewed, before anything is removed under it."""
-    node.keep = "latest:9"
-    for step in (1, 2, 3):
-        node.start()
-        node.hold(step)
-        assert node.attempt(step)[-1].ok
-    node.keep = "latest:1"
-    node.start()
-    node.hold(4)
+    keep_three_and_then_one(node)
     removing = until_it_removes(node, 4, epoch=1)
     next(removing)
     held = node.store.removal_record()
