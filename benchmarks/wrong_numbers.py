@@ -97,9 +97,14 @@ def draw(seed: int, sites: Sequence[str]) -> tuple[Plant, ...]:
     )
 
 
-def is_named(plant: Plant, verdicts: dict[int, Event]) -> tuple[bool, bool, bool]:
+def verdict_of(step: int, verdicts: Sequence[Event]) -> Event | None:
+    """Where not each step was captured, a verdict is of several."""
+    return next((e for e in verdicts if e.data["since"] <= step <= e.data["step"]), None)
+
+
+def is_named(plant: Plant, verdicts: Sequence[Event]) -> tuple[bool, bool, bool]:
     """Whether class, rank and place are right."""
-    event = verdicts.get(plant.step)
+    event = verdict_of(plant.step, verdicts)
     if event is None:
         return False, False, False
     where = str(event.data["where"])
@@ -131,17 +136,17 @@ def trials(room: Path, count: int, seed: int) -> bool:
         found = train(room / f"run-{runs}", Planting(steps, placed))
         drop = tuple(p.step for p in placed if p.site == "batch")
         right = train(room / f"right-{runs}", Planting(steps, drop=drop), "--wrong-numbers", "off")
-        verdicts = {e.data["step"]: e for e in found.of("numbers-judged")}
+        verdicts = found.of("numbers-judged")
         for before, after in zip(plants, placed, strict=True):
             asked = Plant(after.site, after.rank, before.step, after.layer)
             results = is_named(asked, verdicts)
             if after.site == "batch":  # told by its place, which has moved
-                event = verdicts.get(before.step)
+                event = verdict_of(before.step, verdicts)
                 place = event is not None and f"batch {after.step} " in event.why
                 results = (*results[:2], place)
             named.append((asked.site, *results))
             if not all(results):
-                event = verdicts.get(before.step)
+                event = verdict_of(before.step, verdicts)
                 print("  not right:", asked, None if event is None else event.why)
         equal += found.digests == right.digests and len(found.digests) == RANKS
         bad = {p.step for p in plants}

@@ -203,13 +203,16 @@ class Culprit(str, Enum):
 @dataclass(frozen=True, slots=True)
 class StepVerdict:
     """What a step's runs say. `comes_again`: the run on the same ranks had it, too. `rank`: whose;
-    None: all ranks', or not known. `where`: the layer, tensor or batch, by name."""
+    None: all ranks', or not known. `where`: the layer, tensor or batch, by name. `since`: the first
+    step in which it may have come, where nobody captured each step up to the one in doubt; None:
+    in that one."""
 
     culprit: Culprit
     comes_again: bool
     rank: int | None
     where: str
     why: str
+    since: int | None = None
 
 
 class UpdatePiece(NamedTuple):

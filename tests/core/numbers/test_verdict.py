@@ -234,6 +234,30 @@ def test_a_state_that_was_bad_on_all_at_once_is_nobodys(world: int) -> None:
     assert (found.culprit, found.rank) == (Culprit.MODEL, None)
 
 
+@given(worlds, st.data(), st.sampled_from(["bad_moments", "bad_weights"]))
+def test_behind_the_newest_snapshot_that_was_right_it_may_have_come_in_any_step(
+    world: int, data: st.DataObject, name: str
+) -> None:
+    rank = data.draw(st.integers(0, world - 1))
+    newest = data.draw(st.integers(3, 6))
+
+    def sight(r: int) -> Sight:
+        holds = tuple(Stamp(step, 1) for step in range(3, newest + 1 if r == rank else 7))
+        found = Sight(r, r, (Sign.STATE,) if r == rank else (), 7, holds=holds)
+        return replace(found, **{name: ("w",)}) if r == rank else found
+
+    first = StepRun(Way.FIRST, tuple(map(sight, range(world))))
+    found = judge([first, clean(world)])
+    assert (found.culprit, found.rank, found.where) == (Culprit.MODEL, rank, "w")
+    assert found.since == (None if newest == 6 else newest + 1)
+    assert ("or later" in found.why) == (newest < 6)
+
+
+def test_of_what_nobody_holds_a_snapshot_of_the_step_in_doubt_is_told() -> None:
+    first = StepRun(Way.FIRST, (Sight(0, 0, (Sign.STATE,), 7, bad_moments=("m",)),))
+    assert judge([first, clean(1)]).since is None
+
+
 def digested(runs: Sequence[StepRun], noisy: Collection[tuple[int, int]] = ()) -> list[StepRun]:
     """As watched runs tell: what is wrong has other bits in each run, what is right always the
     same, but for `noisy`: a run's number and the role whose gradients came out otherwise in it."""

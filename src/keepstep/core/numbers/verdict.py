@@ -176,7 +176,11 @@ def _passing(wrong_runs: Sequence[StepRun], runs: int) -> StepVerdict:
                 )
             else:
                 why = f"{held}; {gone}: it had come into memory by itself"
-            return StepVerdict(culprit, False, _only(s.rank for s in having), where, why)
+            since = None if culprit is Culprit.DATA else _since(having)
+            if since is not None:
+                why = f"{why}. It came in step {since} or later: nobody captured those between"
+            only = _only(s.rank for s in having)
+            return StepVerdict(culprit, False, only, where, why, since)
     having = [seen for seen in first.seen if seen.bad_update]
     if having:
         where, holders = having[0].bad_update[0], _ranks(seen.rank for seen in having)
@@ -242,6 +246,17 @@ def _earliest(first: StepRun) -> StepRun | None:
     if not (others and were_right) and not all(seen.looked for seen in earliest):
         return None
     return StepRun(first.way, earliest)
+
+
+def _since(having: Sequence[Sight]) -> int | None:
+    """The first step in which their state may have changed: behind the newest snapshot, which was
+    right. None: the step in doubt, or not known."""
+    found = []
+    for seen in having:
+        right = [stamp.step for stamp in seen.holds if stamp.step < seen.first_step]
+        found.append(max(right, default=seen.first_step - 1) + 1)
+    since = min(found)
+    return since if since < min(seen.first_step for seen in having) else None
 
 
 def _differs_alone(run: StepRun) -> frozenset[int]:

@@ -90,7 +90,7 @@ class TensorCopy:
         self._look: LookAtCopy | None = None
         if self.known_bad is not None:
             size = self.slot.block_bytes
-            looked_at = self.known_bad.of_kept(self.state.copies, self.turn, self.lacking, size)
+            looked_at = self.known_bad.of_kept(self.state.copies, self.lacking, size)
             self._look = LookAtCopy(self.slot, looked_at, self.known_bad)
         self._thread = threading.get_ident(), threading.get_native_id()
         self._lock = threading.Lock()
@@ -107,7 +107,7 @@ class TensorCopy:
             nbytes = self.state.payload_bytes
             among = SharedBlocks(self.shared, self.lacking, self.slot.header().job_hash)
             self._device = self.plans.of(
-                self.slot, self.state.copies, nbytes, among, self.known_bad, self.turn
+                self.slot, self.state.copies, nbytes, among, self.known_bad
             )
 
     def copy_moving(self) -> None:
@@ -230,7 +230,7 @@ class TensorCopy:
                 wait_s = min(2 * wait_s, LOOK_EVERY_S)
 
     def not_finite(self) -> NotFinite:
-        """Of what stands still: parameters, and some of the optimizer's state."""
+        """Of what stands still: parameters, and the optimizer's state."""
         if self._look is None:
             return NotFinite()
         if self._device is None or self.plans is None or not self._device.looks:

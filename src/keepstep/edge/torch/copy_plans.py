@@ -72,12 +72,10 @@ class CopyPlans:
         payload_bytes: int,
         among: SharedBlocks = ALONE,
         known_bad: KnownBad | None = None,
-        turn: int = 0,
     ) -> DeviceCopy:
         """copies: the plan's, which is kept from gather to gather, and then what is found anew. Of
         that, where it lies matters on a device, and where it is digested: random states of the host
-        are other tensors each time. known_bad, turn: whether it is looked at what is finite, and of
-        what."""
+        are other tensors each time. known_bad: whether it is looked at what is finite."""
         lasting, *others = copies
         key = (
             lasting,
@@ -97,7 +95,7 @@ class CopyPlans:
             cut = self._cut(slot, copies, payload_bytes, among, known_bad)
             known = self._known[slot] = (key, cut)
         cut = known[1]
-        return DeviceCopy(cut.buckets, self._streams, cut.digests, cut.looks, turn)
+        return DeviceCopy(cut.buckets, self._streams, cut.digests, cut.looks)
 
     def _looks_at(self, pair: Pair, among: SharedBlocks) -> bool:
         """Whether its memory is in what is worked out."""
@@ -126,7 +124,7 @@ class CopyPlans:
         devices = list(dict.fromkeys(item.local.device for item, _ in on_device))
         looks = None
         if known_bad is not None and devices:
-            looks = DeviceLooks(known_bad, devices, len(on_device))
+            looks = DeviceLooks(devices, len(on_device))
         made = _Cut(among.lacking, self._digests(slot, on_device, copies, among), looks)
         made.buckets = [
             self._bucket(slot, device, optimizer, pairs, made)

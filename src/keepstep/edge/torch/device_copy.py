@@ -77,19 +77,18 @@ class Bucket:
     digested: list[DigestPiece] = field(default_factory=list)
     looks: list[Stretch] = field(default_factory=list)
 
-    def order(self, stream: CopyStream, turn: int = 0) -> Landing:
-        """`turn`: which looks are due."""
+    def order(self, stream: CopyStream) -> Landing:
         for run in self.runs:
             stream.take_turns()
             stream.clear(run.packed)  # what lies between the tensors, too
             stream.copy(run.parts, run.sources)
             if run.hosts:
                 stream.copy(run.hosts, run.leaving)
-            _read_there(stream, run, turn)
+            _read_there(stream, run)
         for pieces in self.turns:
             stream.take_turns()
             stream.copy(pieces.hosts, pieces.sources)
-        _read_there(stream, self, turn)
+        _read_there(stream, self)
         return stream.mark()
 
     @property
@@ -108,13 +107,12 @@ class Bucket:
         turn.nbytes += host.nbytes
 
 
-def _read_there(stream: CopyStream, of: Run | Bucket, turn: int) -> None:
+def _read_there(stream: CopyStream, of: Run | Bucket) -> None:
     """What is digested and looked at where it is, behind what was ordered of it."""
     for piece in of.digested:
         stream.digest(piece)
     for look in of.looks:
-        if look.is_due(turn):
-            stream.look(look)
+        stream.look(look)
 
 
 class DeviceCopy:
@@ -127,13 +125,11 @@ class DeviceCopy:
         streams: Streams,
         digests: BlockDigests | None = None,
         looks: DeviceLooks | None = None,
-        turn: int = 0,
     ) -> None:
-        """`turn`: which of the looks are due."""
         self._buckets = buckets
         self._streams = streams
         self._digests = digests
-        self._looks, self._turn = looks, turn
+        self._looks = looks
         self._host_sums: torch.Tensor | None = None
         self._read_back: list[Landing] = []
         self._landings: list[tuple[Bucket, Landing]] = []
@@ -155,8 +151,6 @@ class DeviceCopy:
         for stream in self._streams.values():
             stream.follow()
             self._reached.append(stream.mark())
-        if self._looks is not None:
-            self._looks.begin(self._streams)
         for bucket in self._buckets:
             if bucket.optimizer == FIRST:
                 self._order(bucket)
@@ -207,7 +201,7 @@ class DeviceCopy:
         return self._digests.found(self._host_sums)
 
     def _order(self, bucket: Bucket) -> None:
-        landing = bucket.order(self._streams[bucket.device], self._turn)
+        landing = bucket.order(self._streams[bucket.device])
         self._landings.append((bucket, landing))
 
     def lead(self, optimizer: int | None) -> bool:

@@ -144,6 +144,7 @@ class NumbersJournal:
                 rank=verdict.rank,
                 where=verdict.where,
                 runs=len(runs),
+                since=step if verdict.since is None else verdict.since,
             )
         if is_device and lasting is Lasting.TRANSIENT and verdict.rank is not None:
             self._count_error(step, verdict.rank, len(runs), runs[-1].seen)

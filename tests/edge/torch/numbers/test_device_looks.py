@@ -20,7 +20,7 @@ from keepstep.edge.torch.capture import TensorCopy
 from keepstep.edge.torch.copy_plans import CopyPlans
 from keepstep.edge.torch.copy_stream import CopyStream
 from keepstep.edge.torch.numbers import copied
-from keepstep.edge.torch.numbers.copied import TURNS, KnownBad
+from keepstep.edge.torch.numbers.copied import KnownBad
 from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.edge.torch.state import Protected
 from keepstep.model.numbers import NotFinite
@@ -106,8 +106,7 @@ def test_what_is_finite_is_not_read_by_the_host(
         raise AssertionError("the host has read it")
 
     monkeypatch.setattr(copied, "bad_kinds", asked)
-    for turn in range(TURNS):
-        assert not training.found(turn)
+    assert not training.found()
     training.parameters[0][7] = NAN
     with pytest.raises(AssertionError, match="has read"):
         training.found()
@@ -115,7 +114,7 @@ def test_what_is_finite_is_not_read_by_the_host(
 
 @pytest.mark.parametrize("index", [0, 1, 2, 4, 5, 6])
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-def test_a_parameter_is_named_in_each_turn(training: Training, index: int, value: float) -> None:
+def test_a_parameter_is_named_in_each_copy(training: Training, index: int, value: float) -> None:
     parameter = training.parameters[index]
     parameter[(-1,) * parameter.dim()] = value
     for turn in (0, 3):
@@ -129,11 +128,12 @@ def test_what_was_found_once_is_not_found_again_when_it_is_gone(training: Traini
     assert not training.found(0)
 
 
-def test_an_optimizers_state_is_named_within_its_turns(training: Training) -> None:
-    training.optimizer.state[training.parameters[1]]["average"][3] = INF
-    found = [training.found(turn).names for turn in range(TURNS)]
-    [named] = {names for names in found if names}
-    assert len(named) == 1 and "average" in named[0] and named[0].startswith("optimizer.")
+@pytest.mark.parametrize("index", range(7))
+def test_an_optimizers_state_is_named_in_each_copy(training: Training, index: int) -> None:
+    training.optimizer.state[training.parameters[index]]["average"][3] = INF
+    for turn in (0, 3):
+        [named] = training.found(turn).names
+        assert named.startswith("optimizer.") and f".{index}." in named and "average" in named
 
 
 def test_values_that_are_only_great_are_not_named(training: Training) -> None:

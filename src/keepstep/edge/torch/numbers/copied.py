@@ -1,10 +1,9 @@
 """Copied: whether what a snapshot has copied is finite, looked at while it is cached.
 
 Comes in: a copy as it proceeds. Goes out: the names of tensors that hold NaN or infinity, and are
-not known to be meant to: since before the first step, or since all ranks agreed. Looks at every
-parameter of each copy, and at an eighth of the optimizer's tensors, others each time: what is wrong
-in one of them is in its parameter after the next update. Does not touch what lies with another
-rank: whoever keeps it looks.
+not known to be meant to: since before the first step, or since all ranks agreed. Looks at all that
+an optimizer updates and keeps, in each copy. Does not touch what lies with another rank: whoever
+keeps it looks.
 
 Only sums of squares over spans are taken; where one is not finite, each tensor is asked. A span may
 run over small gaps, which hold anything: that costs time then, and decides nothing.
@@ -26,7 +25,6 @@ from keepstep.edge.torch.views import overlay
 from keepstep.model.numbers import NotFinite
 
 SMALL_GAP_BYTES = 4096  # from one tensor's end to the next one's place
-TURNS = 8  # until all of the optimizer's tensors have been looked at
 
 
 class CopiedSpan:
@@ -112,52 +110,35 @@ class KnownBad:
         self._states = tuple(f"{path}." for path in optimizers) or ("\0",)
         self._known = KnownKinds()
         # of what changes seldom, and has nearly all tensors: worked out once
-        self._plan: CopyOrder | None = None
-        self._turns: list[CopyLook] = []
-        self._kept: dict[int, tuple[CopyLook, frozenset[int], CopyLook]] = {}  # likewise, by turn
+        self._plan: tuple[CopyOrder, CopyLook] | None = None
+        self._kept: tuple[CopyLook, frozenset[int], CopyLook] | None = None  # likewise
 
-    def of(self, copies: Sequence[CopyOrder], turn: int) -> CopyLook:
-        """What of a copy is looked at in that turn. `copies`: each lies behind the one before it;
-        the first one is the same object for as long as the plan holds."""
+    def of(self, copies: Sequence[CopyOrder]) -> CopyLook:
+        """What of a copy is looked at. `copies`: each lies behind the one before it; the first one
+        is the same object for as long as the plan holds."""
         plan, *others = copies
-        if plan is not self._plan:
-            self._plan = plan
-            self._turns = [CopyLook.of(self._due(plan, number)) for number in range(TURNS)]
-        found = self._turns[turn % TURNS]
+        if self._plan is None or plan is not self._plan[0]:
+            self._plan = plan, CopyLook.of(_floating(plan))
+        found = self._plan[1]
         for copy in others:
-            found = found.before(CopyLook.of(self._due(copy, turn % TURNS)))
+            found = found.before(CopyLook.of(_floating(copy)))
         return found
 
     def of_kept(
-        self,
-        copies: Sequence[CopyOrder],
-        turn: int,
-        lacking: frozenset[int],
-        block_bytes: int,
+        self, copies: Sequence[CopyOrder], lacking: frozenset[int], block_bytes: int
     ) -> CopyLook:
         """The same without these blocks."""
-        whole = self.of(copies, turn)
+        whole = self.of(copies)
         if not lacking:
             return whole
-        known = self._kept.get(turn % TURNS)
+        known = self._kept
         if known is None or known[0] is not whole or known[1] != lacking:
-            known = whole, lacking, whole.without(lacking, block_bytes)
-            self._kept[turn % TURNS] = known
+            known = self._kept = whole, lacking, whole.without(lacking, block_bytes)
         return known[2]
 
     def is_state(self, name: str) -> bool:
         """Whether a tensor of that name is an optimizer's."""
         return name.startswith(self._states)
-
-    def _due(self, copy: CopyOrder, turn: int) -> list[Pair]:
-        pairs = [pair for pair in copy.lazy.pairs if pair[0].local.dtype.is_floating_point]
-        due, states = [], 0
-        for pair in sorted(pairs, key=lambda pair: pair[1].offset):
-            is_state = self.is_state(pair[0].spec.name)
-            if not is_state or states % TURNS == turn:
-                due.append(pair)
-            states += is_state
-        return due
 
     def learn(self, items: Iterable[StateItem]) -> bool:
         """All of the state as it is meant to be: whether some of it is not finite."""
@@ -216,6 +197,11 @@ class LookAtCopy:
             return NotFinite()
         found = ((item.spec.name, overlay(self._slot, place)) for item, place in named)
         return self._known.new_in(bad_kinds(found))
+
+
+def _floating(copy: CopyOrder) -> list[Pair]:
+    pairs = [pair for pair in copy.lazy.pairs if pair[0].local.dtype.is_floating_point]
+    return sorted(pairs, key=lambda pair: pair[1].offset)
 
 
 def _spans(pairs: Sequence[Pair]) -> list[CopiedSpan]:

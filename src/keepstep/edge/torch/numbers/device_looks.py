@@ -5,8 +5,7 @@ be squared, which the host finds out). One number a stretch comes to the host, b
 a device nothing is read twice by the host, and nobody waits.
 
 Comes in: stretches of one type, live or packed for a copy, of some pairs. Goes out: norms for the
-copy stream to order, and in the end the pairs that are to be looked at closely. Parameters are in
-each snapshot's look, an eighth of the optimizer's stretches, others each time. Decides nothing.
+copy stream to order, and in the end the pairs that are to be looked at closely. Decides nothing.
 """
 
 from __future__ import annotations
@@ -18,23 +17,17 @@ from dataclasses import dataclass
 import torch
 
 from keepstep.edge.torch.copy_stream import CopyStream, Landing
-from keepstep.edge.torch.numbers.copied import TURNS, KnownBad
 from keepstep.edge.torch.numbers.finite import can_be_bad, countable
 from keepstep.edge.torch.plan import Pair
 
 
 @dataclass(eq=False)
 class Stretch:
-    """`values` of one type, that hold those of `pairs`. `norm`: where theirs goes. `turn`: in which
-    it is looked at; None: in each."""
+    """`values` of one type, that hold those of `pairs`. `norm`: where theirs goes."""
 
     values: torch.Tensor
     pairs: Sequence[Pair]
     norm: torch.Tensor
-    turn: int | None
-
-    def is_due(self, turn: int) -> bool:
-        return self.turn is None or self.turn == turn % TURNS
 
     def look(self) -> None:
         values = countable(self.values)
@@ -45,14 +38,12 @@ class Stretch:
 class DeviceLooks:
     """Of one slot, as long as its plan holds. `most`: so many stretches there may be."""
 
-    def __init__(self, known: KnownBad, devices: Sequence[torch.device], most: int) -> None:
-        self._known = known
+    def __init__(self, devices: Sequence[torch.device], most: int) -> None:
         self._there = {d: torch.zeros(most, dtype=torch.float32, device=d) for d in devices}
         self._host = {
             d: torch.zeros(most, dtype=torch.float32, pin_memory=d.type == "cuda") for d in devices
         }
         self._stretches: dict[torch.device, list[Stretch]] = {d: [] for d in devices}
-        self._states = 0
 
     def tensor(self, device: torch.device, pair: Pair) -> Iterator[Stretch]:
         """One that leaves by itself."""
@@ -78,20 +69,12 @@ class DeviceLooks:
     ) -> Iterator[Stretch]:
         if not (can_be_bad(values) and values.dtype.is_floating_point and values.numel()):
             return
-        turn: int | None = None
-        if all(self._known.is_state(item.spec.name) for item, _ in pairs):
-            turn, self._states = self._states % TURNS, self._states + 1
         known = self._stretches[device]
         norm = self._there[device][len(known)]
-        known.append(Stretch(values, pairs, norm, turn))
+        known.append(Stretch(values, pairs, norm))
         yield known[-1]
 
     # -- one snapshot
-
-    def begin(self, streams: Mapping[torch.device, CopyStream]) -> None:
-        """Before any look is ordered: of what is not due there is nothing to see."""
-        for device, norms in self._there.items():
-            streams[device].clear(norms)
 
     def read_back(self, streams: Mapping[torch.device, CopyStream]) -> list[Landing]:
         """When all are ordered: the norms follow them to the host."""
