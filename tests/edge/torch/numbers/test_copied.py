@@ -1,5 +1,5 @@
-"""Looks at copies: all that has floating point, each time, and nothing is worked out anew for a copy
-of the same tensors."""
+"""Looks at copies: all that has floating point, each time, and nothing is worked out anew for a
+copy of the same tensors."""
 
 from __future__ import annotations
 
