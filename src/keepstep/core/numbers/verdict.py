@@ -176,11 +176,8 @@ def _passing(wrong_runs: Sequence[StepRun], runs: int) -> StepVerdict:
                 )
             else:
                 why = f"{held}; {gone}: it had come into memory by itself"
-            since = None if culprit is Culprit.DATA else _since(having)
-            if since is not None:
-                why = f"{why}. It came in step {since} or later: nobody captured those between"
-            only = _only(s.rank for s in having)
-            return StepVerdict(culprit, False, only, where, why, since)
+            found = StepVerdict(culprit, False, _only(s.rank for s in having), where, why)
+            return found if culprit is Culprit.DATA else _dated(found, having)
     having = [seen for seen in first.seen if seen.bad_update]
     if having:
         where, holders = having[0].bad_update[0], _ranks(seen.rank for seen in having)
@@ -248,15 +245,18 @@ def _earliest(first: StepRun) -> StepRun | None:
     return StepRun(first.way, earliest)
 
 
-def _since(having: Sequence[Sight]) -> int | None:
-    """The first step in which their state may have changed: behind the newest snapshot, which was
-    right. None: the step in doubt, or not known."""
+def _dated(verdict: StepVerdict, having: Sequence[Sight]) -> StepVerdict:
+    """With the first step in which the state of these may have changed: behind the newest snapshot,
+    which was right."""
     found = []
     for seen in having:
         right = [stamp.step for stamp in seen.holds if stamp.step < seen.first_step]
         found.append(max(right, default=seen.first_step - 1) + 1)
     since = min(found)
-    return since if since < min(seen.first_step for seen in having) else None
+    if since >= min(seen.first_step for seen in having):
+        return verdict
+    why = f"{verdict.why}. It came in step {since} or later: nobody captured those between"
+    return replace(verdict, why=why, since=since)
 
 
 def _differs_alone(run: StepRun) -> frozenset[int]:
