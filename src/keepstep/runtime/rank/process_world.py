@@ -82,4 +82,5 @@ def node_facts(settings: Settings) -> NodeFacts:
         address_towards=address_towards,
         fresh_secret=secrets.token_hex(32),
         unsigned_blocks=unsigned_blocks(settings),
+        redundancy=settings.redundancy,
     )
