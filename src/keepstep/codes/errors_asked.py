@@ -168,7 +168,7 @@ ASKED = (
         "ConfigError",
         "expected all ranks of this training there",
         means="Ranks that meet at one place name different jobs or arenas, as by a name with the "
-        "time in it. They would wait for each other for ever.",
+        "time in it. They would wait for each other in vain.",
         do="Make the name once, before ranks are started: --job NAME, or KEEPSTEP_JOB.",
         read="operations.md#settings",
     ),
@@ -315,6 +315,15 @@ ASKED = (
         means="A secret that is made at the start crosses the network readable, so nothing would "
         "be kept from whoever listens.",
         do="Set KEEPSTEP_SECRET to the same random text on every node.",
+        read="security.md#what-is-encrypted-between-keepers",
+    ),
+    error(
+        "KS1207",
+        "ConfigError",
+        "encrypt: expected KEEPSTEP_ENCRYPT=1",
+        means="The program says in code that keepers encrypt. Their agents have connected them by "
+        "then, and were not told.",
+        do="Give --encrypt or KEEPSTEP_ENCRYPT=1, and KEEPSTEP_SECRET, on every node.",
         read="security.md#what-is-encrypted-between-keepers",
     ),
     # commands
