@@ -205,7 +205,7 @@ def test_a_variable_says_on_or_off_as_the_documentation_does(text: str, value: b
         *[("hang_after_s", bad) for bad in (0, 3.9, float("inf"), float("nan"), True, "60")],
         *[("lazy", bad) for bad in (1, "yes")],
         *[("arena_dir", bad) for bad in ("", 5)],
-        *[("store", bad) for bad in (5, "memory://x")],
+        *[("store", bad) for bad in (5, "memory://x", "", " ")],
         ("keep", ""),
         ("state_dir", ""),
     ],

@@ -154,6 +154,24 @@ ASKED = (
         do="Another metrics_port, or 0 for any.",
         read="operations.md#metrics",
     ),
+    error(
+        "KS1016",
+        "ConfigError",
+        "are told different things",
+        means="Two ranks of one node name different stores, rules, secrets or the like in code or "
+        "in their environment. One keeper acts for both.",
+        do="Set the options that the message names to the same value on all ranks.",
+        read="configuration.md",
+    ),
+    error(
+        "KS1017",
+        "ConfigError",
+        "expected all ranks of this training there",
+        means="Ranks that meet at one place name different jobs or arenas, as by a name with the "
+        "time in it. They would wait for each other in vain.",
+        do="Make the name once, before ranks are started: --job NAME, or KEEPSTEP_JOB.",
+        read="operations.md#settings",
+    ),
     # what is protected
     error(
         "KS1100",
@@ -297,6 +315,15 @@ ASKED = (
         means="A secret that is made at the start crosses the network readable, so nothing would "
         "be kept from whoever listens.",
         do="Set KEEPSTEP_SECRET to the same random text on every node.",
+        read="security.md#what-is-encrypted-between-keepers",
+    ),
+    error(
+        "KS1207",
+        "ConfigError",
+        "encrypt: expected KEEPSTEP_ENCRYPT=1",
+        means="The program says in code that keepers encrypt. Their agents have connected them by "
+        "then, and were not told.",
+        do="Give --encrypt or KEEPSTEP_ENCRYPT=1, and KEEPSTEP_SECRET, on every node.",
         read="security.md#what-is-encrypted-between-keepers",
     ),
     # commands

@@ -83,7 +83,7 @@ def _is_shared_store(value: str | Path) -> bool:
             "store: expected a place other processes can read, found 'memory://', which lives in "
             "one process"
         )
-    return True
+    return bool(str(value).strip())  # what a shell makes of a variable that is not set is no place
 
 
 # Places are made absolute: keeper and persister work in another directory.

@@ -20,9 +20,9 @@ class Arrival:
     `incarnation` are its keeper's; `newest_version` is the newest mesh that keeper or agent know
     of, perhaps from another start of the job (-1: none).
 
-    `nodes` and `min_nodes` must be equal everywhere. `node` is the number it had in the attempt
-    before, `node_rank` the one it was asked to have. `stays`: some of its ranks can stay in their
-    process.
+    `nodes`, `min_nodes` and `redundancy` must be equal everywhere; an empty one is not known.
+    `node` is the number it had in the attempt before, `node_rank` the one it was asked to have.
+    `stays`: some of its ranks can stay in their process.
     """
 
     KIND: ClassVar[str] = "arrival"
@@ -38,6 +38,7 @@ class Arrival:
     node_rank: Rank | None = None
     newest_version: StepNumber = -1
     stays: bool = False
+    redundancy: Text = ""
 
     @property
     def is_vacant(self) -> bool:

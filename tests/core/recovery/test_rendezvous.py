@@ -133,8 +133,18 @@ def test_the_mesh_version_grows_whatever_they_have_seen(lives: list[list[int]], 
             {"rack": "r1"},
             "rack: expected a rack for all nodes or for none, found r1 here and None on host-b",
         ),
-        ({"node": 5, "ranks": 9}, None),
+        ({"node": 5, "ranks": 9, "redundancy": "auto"}, None),
     ],
 )
 def test_what_cannot_meet_is_said(mine: dict[str, object], sentence: str | None) -> None:
     assert disagreement(replace(arrival("a"), **mine), arrival("b")) == sentence  # type: ignore[arg-type]
+
+
+def test_nodes_that_are_told_other_redundancies_do_not_meet() -> None:
+    """One of them decides for all: who had asked for copies had none, and was not told."""
+    none, two = (replace(arrival("a"), redundancy=policy) for policy in ("none", "copies:2"))
+    said = disagreement(two, none)
+    assert said is not None and said.startswith(
+        f"redundancy: expected none, as on {none.host}, found copies:2"
+    )
+    assert disagreement(two, two) is None

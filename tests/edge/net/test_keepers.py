@@ -16,8 +16,9 @@ from keepstep.config import Settings, resolve
 from keepstep.core.wire.conversations import RANK_WITH_KEEPER
 from keepstep.edge.net.keepers import KeeperSocket
 from keepstep.edge.os.job_directory import claim_job_dir
-from keepstep.edge.os.keeper_settings import write_keeper_settings
+from keepstep.edge.os.keeper_settings import Teller, write_keeper_settings
 from keepstep.edge.os.loop import Loop
+from keepstep.errors import ConfigError
 from keepstep.model.units import S_NS
 from keepstep.ports import Box
 
@@ -90,14 +91,88 @@ def test_a_keeper_with_other_settings_is_ended_and_not_met(tmp_path: Path) -> No
     assert f"process {keeper.pid}" in why and "scrub_every_s: expected" in why
 
 
-def test_what_comes_after_a_keeper_that_was_met_is_somebody_elses(tmp_path: Path) -> None:
-    """Two runs with different settings would else end each other's keepers for ever."""
+def other_than(settings: Settings) -> Settings:
+    return replace(settings, scrub_every_s=settings.scrub_every_s + 1)
+
+
+@contextmanager
+def another_rank() -> Iterator[Teller]:
+    """A process that lives, as one that has started a keeper."""
+    with subprocess.Popen(["sleep", "100"]) as process:
+        yield replace_pid(Teller.here(1), process.pid)
+        process.kill()
+
+
+def replace_pid(teller: Teller, pid: int) -> Teller:
+    began = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return teller._replace(pid=pid, began=began)
+
+
+def test_a_keeper_that_a_living_rank_has_told_something_else_is_no_keeper_of_this_one(
+    tmp_path: Path,
+) -> None:
+    """Two ranks would else end each other's keepers in turn, and the last one's store would count
+    for all."""
+    with stopped_keeper(tmp_path) as (settings, loop, keeper), another_rank() as other:
+        write_keeper_settings(other_than(settings), other.to_text())
+        door = KeeperSocket(loop, settings, RANK_WITH_KEEPER, lambda kind, why: None, rank=0)
+        assert door.connect(Ear()) is None
+        found: list[Any] = []
+        door.start(found.append)
+        loop.after(60 * S_NS, _out_of_patience)
+        loop.run(lambda: bool(found))
+        assert keeper.poll() is None, "it is the other rank's"
+    [error] = found
+    assert isinstance(error, ConfigError) and "ranks 1 and 0 of job j" in str(error)
+    assert f"process {other.pid}" in str(error) and "scrub_every_s: expected 30" in str(error)
+
+
+def test_a_keeper_that_a_rank_which_has_ended_told_something_else_is_replaced(
+    tmp_path: Path,
+) -> None:
+    with stopped_keeper(tmp_path) as (settings, loop, keeper):
+        with another_rank() as other:
+            pass
+        write_keeper_settings(other_than(settings), other.to_text())
+        door = KeeperSocket(loop, settings, RANK_WITH_KEEPER, lambda kind, why: None, rank=0)
+        assert door.connect(Ear()) is None
+        assert keeper.wait() == -signal.SIGKILL
+
+
+def test_a_rank_replaces_the_keeper_that_an_agent_started_when_its_own_was_lost(
+    tmp_path: Path,
+) -> None:
+    """The agent knows nothing of what the program says in code: its store, what it keeps."""
+    with stopped_keeper(tmp_path) as (settings, loop, keeper):
+        write_keeper_settings(settings, Teller.here(0).to_text())
+        door = KeeperSocket(loop, settings, RANK_WITH_KEEPER, lambda kind, why: None, rank=0)
+        assert door.connect(Ear()) is not None
+        write_keeper_settings(other_than(settings))
+        assert door.connect(Ear()) is None
+        assert keeper.wait() == -signal.SIGKILL
+
+
+def test_an_agent_leaves_the_keeper_that_ranks_have_started(tmp_path: Path) -> None:
+    """Whether it is the first that it meets or not: they would else end each other's for ever."""
+    with stopped_keeper(tmp_path) as (settings, loop, keeper), another_rank() as other:
+        door = KeeperSocket(loop, settings, RANK_WITH_KEEPER, lambda kind, why: None)
+        write_keeper_settings(other_than(settings), other.to_text())
+        assert door.connect(Ear()) is not None
+        write_keeper_settings(other_than(settings))
+        assert door.connect(Ear()) is not None
+        assert keeper.poll() is None
+
+
+def test_another_secret_is_another_setting_and_is_not_shown(tmp_path: Path) -> None:
+    """A keeper without the program's secret would write what no rank takes."""
     told: list[str] = []
     with stopped_keeper(tmp_path) as (settings, loop, keeper):
         write_keeper_settings(settings)
-        door = KeeperSocket(loop, settings, RANK_WITH_KEEPER, lambda kind, why: told.append(why))
-        first = door.connect(Ear())
-        write_keeper_settings(replace(settings, scrub_every_s=settings.scrub_every_s + 1))
-        second = door.connect(Ear())
-        assert first is not None and second is not None and told == []
-        assert keeper.poll() is None
+        wanted = replace(settings, secret="correct-horse-battery-staple")
+        door = KeeperSocket(loop, wanted, RANK_WITH_KEEPER, lambda kind, why: told.append(why), 0)
+        assert door.connect(Ear()) is None
+        assert keeper.wait() == -signal.SIGKILL
+        write_keeper_settings(wanted)
+        assert "staple" not in (settings.job_dir / "keeper.json").read_text()
+    [why] = told
+    assert "secret: expected one, found another or none" in why and "staple" not in why

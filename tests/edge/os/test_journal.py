@@ -101,18 +101,29 @@ def test_without_a_place_events_reach_the_log(
     assert "cannot be written" in caplog.text and "rank 0: the sentence" in caplog.text
 
 
-def test_a_full_disk_costs_events_not_the_trainer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_full_disk_costs_events_not_the_trainer_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = FileJournal(tmp_path / "journal.jsonl", "rank 0")
-    assert journal._fd is not None
-    full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, journal._fd)
-    os.close(full)
-    with caplog.at_level(logging.INFO, "keepstep"):
-        journal.record("one", "the sentence")
+    """A disk that stays full, or takes half of a line, is not told with each event: there are
+    thousands."""
+    path, write = tmp_path / "journal.jsonl", os.write
+    journal = FileJournal(path, "rank 0")
+
+    def full(fd: int, line: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    journal.record("first", "it is written")
+    for each in (full, lambda fd, line: write(fd, line[:20]), full):
+        monkeypatch.setattr(os, "write", each)
+        journal.record("lost", "the sentence")
+    monkeypatch.undo()
+    for kind in ("second", "third"):
+        journal.record(kind, "it is written")
     journal.close()
-    assert "the journal lost an event" in caplog.text and "rank 0: the sentence" in caplog.text
+    told = [record.getMessage() for record in caplog.records if "KS5225" in record.getMessage()]
+    assert len(told) == 2 and "lost an event" in told[0] and "No space left" in told[0]
+    assert str(path) in told[0] and "lost 3 of this process's events" in told[1]
+    assert [event.kind for event in read_journal(path)] == ["first", "second", "third"]
 
 
 def test_a_tail_tells_what_was_added_and_each_line_once(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ tests/contracts/test_memory.py."""
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import mmap
 import os
 import random
@@ -193,3 +195,19 @@ def test_a_limit_on_the_size_of_files_is_said_and_nothing_is_left(tmp_path: Path
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kernel_without_memory_for_locks_is_as_a_lock_that_others_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that captures died of it, and the rank stood still at its end."""
+    region = MEMORY.ensure(tmp_path / "file", 4096)
+
+    def no_locks(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    assert region.lock(exclusive=True)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    region.unlock()
+    assert not region.lock(exclusive=True) and not region.lock(exclusive=False)
+    region.close()

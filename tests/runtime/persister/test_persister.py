@@ -20,6 +20,7 @@ from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.edge.store.draft import Draft
 from keepstep.edge.store.manifest import Manifest
 from keepstep.edge.store.store import Store
+from keepstep.errors import StoreError
 from keepstep.model.checkpoint import (
     CheckpointAttempt,
     CheckpointName,
@@ -252,6 +253,66 @@ def test_a_full_store_is_an_answer_and_leaves_nothing(node: Node) -> None:
     del node.disk._open
     assert [answer.ok for answer in node.attempt(3)] == [True] * 3
     node.check(3)
+
+
+def stuck(monkeypatch: pytest.MonkeyPatch, *directories: str) -> None:
+    """What is in these cannot be removed: it is another user's, or open over NFS."""
+    remove = Store.remove
+
+    def refuses(store: Store, which: CheckpointName) -> None:
+        if which.directory in directories:
+            raise StoreError(f"removing {which}: expected it to succeed, found PermissionError")
+        remove(store, which)
+
+    monkeypatch.setattr(Store, "remove", refuses)
+
+
+def test_what_cannot_be_removed_hinders_no_checkpoint_and_is_told(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an attempt that was never published, for which all later ones would else fail."""
+    unfinished = [CheckpointName(step, 0, 7) for step in (1, 2)]
+    for name in unfinished:
+        with node.store.draft(name).open("data") as file:
+            file.write(b"half")
+    stuck(monkeypatch, unfinished[0].directory)
+    node.hold(3)
+    answers = node.attempt(3)
+    assert [answer.ok for answer in answers] == [True] * 3, answers[-1].why
+    assert "left 1 unfinished checkpoint for later" in answers[-1].why
+    assert "PermissionError" in answers[-1].why
+    assert node.store.incomplete(CheckpointName(9, 9, 9)) == [unfinished[0]]
+
+
+def test_a_checkpoint_whose_older_one_cannot_be_removed_is_called_written(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (3, 4):
+        node.hold(step)
+        if step == 4:
+            stuck(monkeypatch, *(stored.name.directory for stored in node.store.published()))
+        answers = node.attempt(step)
+        assert [answer.ok for answer in answers] == [True] * 3, answers[-1].why
+    assert "left 1 checkpoint for later: removing" in answers[-1].why
+    assert [stored.step for stored in node.store.published()] == [4, 3]
+
+
+def test_a_store_that_fails_once_it_is_published_takes_no_checkpoint_back(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.hold(3)
+    published = Store.published
+
+    def fails_afterwards(store: Store) -> tuple[Manifest, ...]:
+        if store.exists(3):
+            raise StoreError("listing: expected it to succeed, found TimeoutError")
+        return published(store)
+
+    monkeypatch.setattr(Store, "published", fails_afterwards)
+    answers = node.attempt(3)
+    assert [answer.ok for answer in answers] == [True] * 3
+    assert "TimeoutError" in answers[-1].why
+    assert node.store.intact(3) is not None
 
 
 def _pieces(node: Node, step: int) -> int:

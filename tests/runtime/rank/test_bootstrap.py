@@ -31,6 +31,7 @@ def told(
     rack: str | None = None,
     own_secret: bool = False,
     encrypts: bool = False,
+    redundancy: str = "auto",
 ) -> NodeKeeper:
     return NodeKeeper(
         job=job,
@@ -42,6 +43,7 @@ def told(
         fresh_secret="" if own_secret else f"fresh secret of rank {rank}",
         encrypts=encrypts,
         mesh_version=version,
+        redundancy=redundancy,
     )
 
 
@@ -80,6 +82,10 @@ def test_the_mesh_says_whether_its_keepers_encrypt(encrypts: bool) -> None:
     ("said", "why"),
     [
         ([told(0, 0), told(1, 1), told(0, 2)], r"ranks of a node in a row .*--distribution=block"),
+        (
+            [told(0, 0, redundancy="none"), told(1, 1, redundancy="copies:2")],
+            r"redundancy: expected one on all nodes, found none for rank 0 and copies:2 for rank 1",
+        ),
         ([told(0, 0), told(1, 1, job="u")], r"job: expected one name on all nodes, found t and u"),
         (
             [told(0, 0, own_secret=True), told(1, 1)],

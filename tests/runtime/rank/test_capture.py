@@ -19,6 +19,7 @@ from keepstep.edge.shm.slot import Slot, slot_path, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.errors import IdentityError, MemoryBudgetError
+from keepstep.model.events import DEBUG, WARNING
 from keepstep.model.numbers import NotFinite
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp
 from keepstep.model.units import GIB, PAGE_BYTES
@@ -137,6 +138,23 @@ def test_whatever_happens_a_snapshot_is_the_state_of_its_step_and_the_page_tells
     failed = len(trainee.room.journal.of("capture-failed"))
     assert captured + skipped + torn + failed == step + 1
     trainee.close()
+
+
+def test_that_snapshots_are_lost_is_a_warning_once_and_again_after_one_that_was_sealed(
+    trainee: Trainee,
+) -> None:
+    """Memory that takes nothing any more is told with the first step, not with each."""
+    journal = trainee.room.journal
+    for step, error in enumerate([OSError("a"), OSError("b"), OSError("c"), None, OSError("d")]):
+        trainee.room.live.error = error
+        trainee.step(step)
+        trainee.room.settle()
+    levels = [
+        level
+        for event, level in zip(journal.events, journal.levels, strict=True)
+        if event.kind == "capture-failed"
+    ]
+    assert levels == [WARNING, DEBUG, DEBUG, WARNING]
 
 
 def test_what_rests_on_a_collective_that_never_ended_is_not_sealed(trainee: Trainee) -> None:

@@ -112,6 +112,11 @@ def disagreement(mine: Arrival, other: Arrival) -> str | None:
     if mine.min_nodes != other.min_nodes:
         least = [f"{a.min_nodes}:{a.nodes}" for a in (other, mine)]
         return f"--nnodes: expected {least[0]}, as on {other.host}, found {least[1]}"
+    if mine.redundancy and other.redundancy and mine.redundancy != other.redundancy:
+        return (
+            f"redundancy: expected {other.redundancy}, as on {other.host}, found "
+            f"{mine.redundancy}: one of them decides for all, so set the same on every node"
+        )
     if (mine.rack is None) != (other.rack is None):
         return (
             f"rack: expected a rack for all nodes or for none, found {mine.rack} here and "

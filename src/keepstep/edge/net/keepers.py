@@ -1,9 +1,11 @@
 """Keepers: where the keeper of a job answers, over the job directory's socket, and how one is
 started.
 
-A keeper that an earlier run has told something else (another store, say) is ended when it is found
-for the first time: the next one adopts what it held. Never blocks the loop: starting a process is
-done aside.
+A keeper that was told something else (another store, say) by an earlier run, or by an agent that
+does not know what the program says in code, is ended when it is found: the next one adopts what it
+held. One that another rank has told something else, which lives, is that rank's: their program says
+different things on different ranks, and whoever comes later hears so instead of a keeper. Never
+blocks the loop: starting a process is done aside.
 """
 
 from __future__ import annotations
@@ -17,17 +19,18 @@ from contextlib import suppress
 from keepstep.config import Settings
 from keepstep.edge.net import boxes
 from keepstep.edge.os.job_directory import claim_job_dir, is_own_job_dir
-from keepstep.edge.os.keeper_settings import differences
+from keepstep.edge.os.keeper_settings import Teller, differences, teller_of
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.processes import start_keeper
 from keepstep.edge.os.threads import aside
-from keepstep.errors import KeeperError, KeepstepError
+from keepstep.errors import ConfigError, KeeperError, KeepstepError
 from keepstep.model.units import S_NS
 from keepstep.ports import Box, Hearer, MessageCodec
 
 
 class KeeperSocket:
-    """See `ports.KeeperDoor`. `codec`: of this process's part in what it and a keeper say."""
+    """See `ports.KeeperDoor`. `codec`: of this process's part in what it and a keeper say. `rank`:
+    that is here; None in an agent."""
 
     def __init__(
         self,
@@ -35,12 +38,15 @@ class KeeperSocket:
         settings: Settings,
         codec: MessageCodec,
         tell: boxes.Tell,
+        rank: int | None = None,
     ) -> None:
         self._loop = loop
         self._settings = settings
         self._codec = codec
         self._tell = tell
+        self._here = None if rank is None else Teller.here(rank)
         self._has_met = False  # a keeper with these settings: what comes later is somebody else's
+        self._conflict: ConfigError | None = None
         self._ended: set[int] = set()
 
     def connect(self, hearer: Hearer) -> Box | None:
@@ -51,13 +57,33 @@ class KeeperSocket:
             box = boxes.connect(self._loop, path, self._codec, hearer, self._tell)
         except OSError:
             return None
-        if not self._has_met:
-            others = differences(self._settings)
-            if others:
-                self._replace(box, others)
-                return None
-            self._has_met = True
+        others = self._told_otherwise()
+        if others:
+            self._replace(box, others)
+            return None
+        if self._conflict is not None:
+            box.close()
+            return None
+        self._has_met = True
         return box
+
+    def _told_otherwise(self) -> list[str]:
+        """In what, where a keeper with these settings is to take its place. One that a living rank
+        has told is nobody else's to end: two would do so for ever."""
+        self._conflict = None
+        if self._has_met and self._here is None:
+            return []  # code wins over flags: what ranks tell a keeper, no agent knows better
+        others = differences(self._settings)
+        teller = teller_of(self._settings) if others else None
+        if teller is None or teller == self._here:
+            return others
+        if self._here is not None and not self._has_met:
+            self._conflict = ConfigError(
+                f"ranks {teller.rank} and {self._here.rank} of job {self._settings.job} are told "
+                f"different things. Expected on rank {self._here.rank}, found on rank "
+                f"{teller.rank} (process {teller.pid}): {'; '.join(others)}. Set the same on each"
+            )
+        return []
 
     def _replace(self, box: Box, others: list[str]) -> None:
         """It was told something else, by an earlier run or another process. What it holds is in
@@ -80,12 +106,15 @@ class KeeperSocket:
                 os.kill(box.pid, signal.SIGKILL)
 
     def start(self, then: Callable[[KeepstepError | None], None]) -> None:
-        settings = self._settings
+        settings, conflict = self._settings, self._conflict
+        teller = "" if self._here is None else self._here.to_text()
 
         def work() -> KeepstepError | None:
+            if conflict is not None:
+                return conflict
             try:
                 claim_job_dir(settings.job_dir)
-                start_keeper(settings)
+                start_keeper(settings, teller)
             except KeepstepError as error:
                 return error
             except (OSError, subprocess.SubprocessError) as error:

@@ -2,7 +2,8 @@
 
 A line goes out in one `write` on an O_APPEND descriptor, so writers do not interleave; a line torn
 by a crash or a full disk is skipped by the reader and costs no other. Nothing in keepstep depends
-on the journal: when it cannot be written, the event still reaches the log.
+on the journal: when it cannot be written, the event still reaches the log. That it cannot is told
+when it begins and when it is over, not with each event.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class FileJournal:
     def __init__(self, path: Path | None, who: str) -> None:
         self.who = who
         self._fd: int | None = None
+        self._path, self._lost = path, 0  # since it was written last
         if path is not None:
             try:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -51,10 +53,31 @@ class FileJournal:
         event = Event(
             CLOCK.wall_ns(), CLOCK.monotonic_ns(), self.who, kind, why, data, CLOCK.boot()
         )
+        line = event.to_line().encode()
         try:
-            os.write(self._fd, event.to_line().encode())
+            written = os.write(self._fd, line)
+            why = "" if written == len(line) else f"{written} of {len(line)} bytes were written"
         except OSError as error:
-            log.warning("the journal lost an event (%s) [KS5225]", error)
+            why = str(error)
+        self._tell_loss(why)
+
+    def _tell_loss(self, why: str) -> None:
+        if why:
+            self._lost += 1
+            if self._lost == 1:
+                log.warning(
+                    "the journal %s lost an event (%s): until it can be written again events reach "
+                    "the log only [KS5225]",
+                    self._path,
+                    why,
+                )
+        elif self._lost:
+            lost, self._lost = self._lost, 0
+            log.warning(
+                "the journal %s is written again: it lost %d of this process's events [KS5225]",
+                self._path,
+                lost,
+            )
 
     def close(self) -> None:
         if self._fd is not None:

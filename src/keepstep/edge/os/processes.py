@@ -80,8 +80,9 @@ def _log_at(path: Path) -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-def start_keeper(settings: Settings) -> None:
-    """Start a keeper of its own session. Raises OSError, subprocess.SubprocessError."""
+def start_keeper(settings: Settings, teller: str = "") -> None:
+    """Start a keeper of its own session. teller: as in `write_keeper_settings`. Raises OSError,
+    subprocess.SubprocessError."""
     with os.fdopen(_log_at(settings.journal_path.with_name("keeper.log")), "ab") as log:
         subprocess.run(
             [
@@ -91,6 +92,7 @@ def start_keeper(settings: Settings) -> None:
                 "-m",
                 KEEPER_MODULE,
                 settings.to_text(),
+                teller,
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,

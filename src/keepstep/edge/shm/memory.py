@@ -185,15 +185,22 @@ class MappedFile:
         return facts.st_blocks * 512 < facts.st_size
 
     def lock(self, exclusive: bool) -> bool:
-        """Try to take the file's flock for this open file; False when others hold it."""
+        """Try to take the file's flock for this open file; False when others hold it, or the kernel
+        has no memory for one more."""
         try:
             fcntl.flock(self.fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.ENOLCK):
+                return False
+            raise
         return True
 
     def unlock(self) -> None:
-        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
+        except OSError as error:  # then it is held until the file is closed, and others do without
+            if error.errno != errno.ENOLCK:
+                raise
 
     def put(self, at: int, data: bytes) -> None:
         self.view[at : at + len(data)] = data

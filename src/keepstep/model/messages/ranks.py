@@ -20,7 +20,7 @@ class NodeHost:
 class NodeKeeper:
     """Where this rank's keeper listens. `fresh_secret` is for jobs that have none of their own
     (`own_secret`), which never travels. `encrypts`: what it says to other nodes' keepers.
-    `mesh_version`: one that is newer than any it knows."""
+    `mesh_version`: one that is newer than any it knows. `redundancy`: as it was told."""
 
     KIND: ClassVar[str] = "keeper"
     job: Text
@@ -32,6 +32,7 @@ class NodeKeeper:
     fresh_secret: Text
     encrypts: bool
     mesh_version: StepNumber
+    redundancy: Text = ""
 
     @property
     def address(self) -> tuple[str, int, int]:

@@ -62,6 +62,7 @@ class MultiNode:
             min_nodes=launch.min_nodes,
             rack=options.rack,
             node_rank=launch.node_rank,
+            redundancy=options.redundancy,
         )
         self._standing = Standing(mine, TakenSeat(-1, -1, range(launch.nodes)))
         self._meeting: Meeting | None = None

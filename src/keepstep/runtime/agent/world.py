@@ -56,6 +56,7 @@ class AgentOptions:
     swaps_slow_nodes: bool = False
     part_policies: Mapping[str, PartPolicy] | None = None
     canary_every_ns: int = 0
+    redundancy: str = ""
 
     @staticmethod
     def of(
@@ -85,6 +86,7 @@ class AgentOptions:
             swaps_slow_nodes=settings.slow_ranks == "swap",
             part_policies=parse_part_policies(settings.sick_parts),
             canary_every_ns=int(settings.canary_every_s * S_NS),
+            redundancy=settings.redundancy,
         )
 
 

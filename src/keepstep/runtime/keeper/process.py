@@ -50,8 +50,8 @@ WORKERS = 4  # scrubbing takes long: copies do not wait for it
 class JobLock:
     """See `KeeperLock`."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, teller: str) -> None:
+        self._settings, self._teller = settings, teller
         self._path = settings.job_dir / LOCK
         self._fd: int | None = None
 
@@ -66,7 +66,7 @@ class JobLock:
             return False
         if not self.is_of_directory():
             return False
-        write_keeper_settings(self._settings)
+        write_keeper_settings(self._settings, self._teller)
         return True
 
     def is_of_directory(self) -> bool:
@@ -83,8 +83,9 @@ class JobLock:
 class KeeperProcess:
     """The keeper and what drives it."""
 
-    def __init__(self, settings: Settings, undo: ExitStack) -> None:
-        """undo: closes what this opens, when the process ends."""
+    def __init__(self, settings: Settings, teller: str, undo: ExitStack) -> None:
+        """teller: the rank that has started it, as text; empty for none. undo: closes what this
+        opens, when the process ends."""
         self._settings = settings
         self._loop = loop = Loop()
         undo.callback(loop.close)
@@ -94,7 +95,7 @@ class KeeperProcess:
         undo.callback(self._journal.close)
         self._workers = Threads(WORKERS, self._post)
         undo.callback(self._workers.close)
-        lock = JobLock(settings)
+        lock = JobLock(settings, teller)
         undo.callback(lock.close)
         self._is_woken = False
         self._is_over = False
@@ -243,7 +244,9 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     give_way(KEEPER_NICE)
     with ExitStack() as undo:
-        KeeperProcess(settings_from_text(sys.argv[1], os.environ), undo).run()
+        settings = settings_from_text(sys.argv[1], os.environ)
+        teller = sys.argv[2] if len(sys.argv) > 2 else ""
+        KeeperProcess(settings, teller, undo).run()
 
 
 if __name__ == "__main__":

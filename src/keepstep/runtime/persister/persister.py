@@ -18,7 +18,7 @@ checkpoint exists.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -27,7 +27,7 @@ from keepstep.core.economics.retention import CheckpointInfo, parse_rules, to_ke
 from keepstep.core.recovery.removal_lease import RemovalLease
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.shm.whole import whole
-from keepstep.errors import KeepstepError
+from keepstep.errors import KeepstepError, StoreError
 from keepstep.model.checkpoint import CheckpointAttempt, CheckpointName
 from keepstep.model.mesh import LEADER
 from keepstep.model.messages.persister import ActDone, CheckpointAct
@@ -48,6 +48,7 @@ from keepstep.runtime.slot_locks import pin, unpin
 D = TypeVar("D", bound=CheckpointDraft)
 V = TypeVar("V")
 FAILURES = (KeepstepError, OSError, LookupError, RuntimeError, ValueError)
+MOST_IN_VAIN = 3  # removals that fail, one after the other: the store fails, not one directory
 
 
 @dataclass
@@ -83,6 +84,7 @@ class Persister(Generic[D, V]):
         self._work: _Work[D, V] | None = None
         self._slots: list[Slot] = []  # held until they are written
         self._wholes = ExitStack()  # of those that share with others
+        self._left = ""  # what of unfinished attempts could not be removed, and why
 
     def carry_out(self, request: CheckpointAct) -> Acts[ActDone]:
         """Do it, in pieces, and say how that went: a failure is an answer. Not while another act is
@@ -161,7 +163,12 @@ class Persister(Generic[D, V]):
             self._store.claim()
             self._announce(attempt)
             yield
-            yield from self._remove(self._store.incomplete(before=attempt.name), attempt)
+            unfinished = self._store.incomplete(before=attempt.name)
+            removed, why_not = yield from self._remove(unfinished, attempt)
+            self._left = ""
+            if why_not:
+                left = counted(len(unfinished) - len(removed), "unfinished checkpoint")
+                self._left = f", left {left} for later: {why_not}"
         work: _Work[D, V] = _Work(attempt, node, self._store.draft(attempt.name))
         self._work = work
         yield
@@ -182,8 +189,11 @@ class Persister(Generic[D, V]):
         self._work = None
         self._release()
         yield
-        told = f"{human_bytes(made.total_bytes)} written and read back"
-        unwanted = self._not_kept(work.attempt)
+        told = f"{human_bytes(made.total_bytes)} written and read back{self._left}"
+        try:
+            unwanted = self._not_kept(work.attempt)
+        except StoreError as error:  # it is published: what comes after cannot undo that
+            return ActDone(True, f"{told}; what may be removed cannot be seen: {error}")
         removed, why_not = yield from self._remove(list(unwanted), work.attempt)
         if removed:
             steps = [old.step for old in removed]
@@ -204,17 +214,27 @@ class Persister(Generic[D, V]):
     def _remove(
         self, names: Sequence[CheckpointName], attempt: CheckpointAttempt
     ) -> Acts[tuple[list[CheckpointName], str]]:
-        """As many as may be, one after the other; those, and why no more."""
+        """As many as may be, one after the other; those, and why no more. One that cannot be
+        removed (another user's, or open over NFS) is left where it is, and keeps no other."""
         removed: list[CheckpointName] = []
-        why_not = ""
+        why_not, in_vain = "", 0
         for name in names:
-            if why_not := self._why_not_remove(attempt):
-                break
-            self._store.remove(name)
-            removed.append(name)
+            try:
+                if why_held := self._why_not_remove(attempt):
+                    why_not = why_held
+                    break
+                self._store.remove(name)
+                removed.append(name)
+                in_vain = 0
+            except StoreError as error:
+                why_not = why_not or str(error)
+                in_vain += 1
+                if in_vain == MOST_IN_VAIN:
+                    break
             yield
         if (record := self._lease.given_back()) is not None:
-            self._store.put_removal_record(record)  # where it was lost, somebody has put that one
+            with suppress(StoreError):  # then it ends by its time
+                self._store.put_removal_record(record)  # where it was lost, somebody has put it
         return removed, why_not
 
     def _why_not_remove(self, attempt: CheckpointAttempt) -> str:

@@ -48,6 +48,7 @@ class NodeFacts:
     address_towards: Callable[[str], str]
     fresh_secret: str
     unsigned_blocks: str = ""
+    redundancy: str = ""
 
 
 class Bootstrap:
@@ -124,6 +125,7 @@ class Bootstrap:
             fresh_secret="" if has_own else node.fresh_secret,
             encrypts=node.encrypt,
             mesh_version=version,
+            redundancy=node.redundancy,
         )
         self._gather(mine, lambda found: self._attempt(self._tell_mesh, found))
 
@@ -198,6 +200,10 @@ def _check(found: Sequence[NodeKeeper]) -> None:
         raise ConfigError(
             f"job: expected one name on all nodes, found {' and '.join(jobs)}; set KEEPSTEP_JOB"
         )
+    policies = {one.redundancy: rank for rank, one in enumerate(found)}
+    if len(policies) > 1:
+        told = " and ".join(f"{policy} for rank {rank}" for policy, rank in policies.items())
+        raise ConfigError(f"redundancy: expected one on all nodes, found {told}")
     _check_all_or_none("secret", [one.own_secret for one in found])
     _check_all_or_none("encrypt", [one.encrypts for one in found])
     _check_all_or_none("rack", [one.rack is not None for one in found])

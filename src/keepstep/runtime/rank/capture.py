@@ -23,7 +23,7 @@ from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.edge.shm.slot import Slot, check_identity, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError
-from keepstep.model.events import WARNING
+from keepstep.model.events import DEBUG, WARNING
 from keepstep.model.numbers import NotFinite
 from keepstep.model.snapshot import Phase, SlotHeader, SlotState, SlotView, Stamp
 from keepstep.model.units import KIB, MIB, first_names, human_bytes
@@ -79,7 +79,7 @@ class Capture:
         self._cadence = Cadence()
         self._growth = SlotGrowth()
         self._is_adding = False  # one more slot is being made
-        self._captured_steps = 0
+        self._captured_steps, self._has_lost = 0, False  # the newest that it tried to take
         self._skipped_steps = 0
         self._is_closed = False
         self._torn_steps = 0
@@ -471,7 +471,7 @@ class Capture:
             return
         if self._under_way is not None:
             self._under_way.is_sealed = True
-        self._captured_steps += 1
+        self._captured_steps, self._has_lost = self._captured_steps + 1, False
         self._set_view(
             index,
             SlotView(SlotState.SEALED, stamp, share=sealed.share, digest=sealed.digest),
@@ -531,9 +531,9 @@ class Capture:
 
     def _lost_snapshot(self, index: int, why: str) -> None:
         self._under_way = None
-        journal = self._world.journal
         told = f"a snapshot was lost: {why}"
-        journal.record("capture-failed", told, WARNING, rank=self._who.rank)
+        level, self._has_lost = DEBUG if self._has_lost else WARNING, True  # there may be thousands
+        self._world.journal.record("capture-failed", told, level, rank=self._who.rank)
         self._give_up(index)
 
     def _give_up(self, index: int) -> None:

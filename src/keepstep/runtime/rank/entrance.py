@@ -10,9 +10,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from keepstep.config import Config
+from keepstep.config import Config, Settings, resolve
 from keepstep.edge.os.error_file import write_error_file
 from keepstep.errors import ConfigError
+from keepstep.model.launch import AGENT_SOCKET
 
 
 def tell_agent_if_it_ends() -> None:
@@ -38,4 +39,15 @@ def check_names(config: Any, nameless: tuple[Any, ...], stateful: Mapping[str, A
             "protect() takes its settings without a name, in front; write protect("
             "keepstep.Config(...), model=model). To protect an object called config, give it "
             "another name"
+        )
+
+
+def check_encrypt_is_heard(settings: Settings, environ: Mapping[str, str]) -> None:
+    """For several nodes. Under an agent it is the agent that tells keepers whether to encrypt, and
+    it hears nothing of what the program says in code. Raises ConfigError."""
+    told = AGENT_SOCKET not in environ or resolve(None, environ, settings.job).encrypt
+    if settings.encrypt and not told:
+        raise ConfigError(
+            "encrypt: expected KEEPSTEP_ENCRYPT=1 or `keepstep run --encrypt`, which the agents "
+            "hear before the program runs, found it in code alone: nothing would be encrypted"
         )

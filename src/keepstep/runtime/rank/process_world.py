@@ -17,6 +17,7 @@ from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.os.machine import address_towards, available_bytes, proof_threads
 from keepstep.edge.os.needs import unsigned_blocks
+from keepstep.edge.probes.ranks_elsewhere import ranks_elsewhere
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.torch.live_state import TorchState
 from keepstep.edge.torch.membership import membership
@@ -39,7 +40,7 @@ def process_world(
 ) -> RankWorld:
     place = place_of_newcomer(os.environ)
     objects = protected.parts().values()
-    door = KeeperSocket(driver.loop, settings, RANK_WITH_KEEPER, journal.record)
+    door = KeeperSocket(driver.loop, settings, RANK_WITH_KEEPER, journal.record, who.rank)
     return RankWorld(
         clock=CLOCK,
         timers=driver.loop,
@@ -57,6 +58,16 @@ def process_world(
         has_agent="KEEPSTEP_AGENT" in os.environ,
         takes_place_at=place,
         proof_threads=proof_threads(),
+        elsewhere=lambda: _elsewhere(settings),
+    )
+
+
+def _elsewhere(settings: Settings) -> str:
+    found = ranks_elsewhere(settings.job_dir, os.environ)
+    return ", ".join(
+        f"rank {each.rank} (process {each.pid}) in job {each.job_dir.name!r} below "
+        f"{each.job_dir.parent.parent}"
+        for each in found
     )
 
 
@@ -71,4 +82,5 @@ def node_facts(settings: Settings) -> NodeFacts:
         address_towards=address_towards,
         fresh_secret=secrets.token_hex(32),
         unsigned_blocks=unsigned_blocks(settings),
+        redundancy=settings.redundancy,
     )

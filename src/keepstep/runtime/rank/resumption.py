@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from keepstep.errors import KeepstepError
+from keepstep.errors import ConfigError, KeepstepError
 from keepstep.model.events import WARNING
 from keepstep.model.messages.keeper_rank import JoinVote, StateOffered
 from keepstep.model.snapshot import Phase, Stamp
@@ -93,6 +93,10 @@ class Resumption:
         def still_waits() -> None:
             if self._is_over:
                 return
+            elsewhere = self._world.elsewhere()
+            if elsewhere:
+                self._failed(self._scattered(elsewhere))
+                return
             waited = human_ns(IMPATIENT_NS)
             what = "the other ranks to ask where to resume"
             if self._keeper.is_silent:
@@ -102,6 +106,12 @@ class Resumption:
             self._wait_patiently()
 
         self._world.timers.after(IMPATIENT_NS, still_waits)
+
+    def _scattered(self, elsewhere: str) -> ConfigError:
+        return ConfigError(
+            f"rank {self._who.rank} is in job {self._who.job!r}: expected all ranks of this "
+            f"training there, found {elsewhere}; give all of them the same job and arena_dir"
+        )
 
     def delayed(self, why: str) -> None:
         """Nobody is offered anything yet."""

@@ -37,7 +37,11 @@ from keepstep.model.snapshot import Phase
 from keepstep.runtime.job_name import default_job
 from keepstep.runtime.rank.driven_rank import DrivenRank
 from keepstep.runtime.rank.driver import Driver
-from keepstep.runtime.rank.entrance import check_names, tell_agent_if_it_ends
+from keepstep.runtime.rank.entrance import (
+    check_encrypt_is_heard,
+    check_names,
+    tell_agent_if_it_ends,
+)
 from keepstep.runtime.rank.identity import identity_of
 from keepstep.runtime.rank.job.buddy_check import BuddyCheck
 from keepstep.runtime.rank.job.checkpoint_requests import CheckpointRequests
@@ -135,6 +139,8 @@ def _protect(
     check_rules(settings.keep)  # a wrong rule is an error now, not at the first checkpoint
     check_needs(settings)
     who = identity_of(settings.job, settings.arena_dir, os.environ, process_group(), gather_objects)
+    if who.has_many_nodes:
+        check_encrypt_is_heard(settings, os.environ)
     trusted = settings.trusted_types.replace(",", " ").split()
     protected = Protected.of(stateful, settings.lazy, trusted)
     claim_job_dir(settings.job_dir)

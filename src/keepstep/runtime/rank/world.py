@@ -95,7 +95,8 @@ class RankOptions:
 class RankWorld:
     """`agents` knows of none where no agent supervises this rank. `takes_place_at`: this process
     takes a lost rank's place, and meets its peers there. `available_bytes`: of memory, for slots.
-    `proof_threads`: that prove a snapshot's blocks before it is loaded.
+    `proof_threads`: that prove a snapshot's blocks before it is loaded. `elsewhere`: which ranks of
+    this training wait in another job's memory, in words; empty: nobody is known to.
     """
 
     clock: Clock
@@ -114,6 +115,7 @@ class RankWorld:
     has_agent: bool
     takes_place_at: RegroupAt | None = None
     proof_threads: int = 1
+    elsewhere: Callable[[], str] = lambda: ""
 
 
 class Trainer(Protocol):
