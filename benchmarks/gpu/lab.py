@@ -7,6 +7,7 @@
     python -m benchmarks.gpu.lab rollback [GB] [TOKENS]    a restore into the living tensors
     python -m benchmarks.gpu.lab shares [GB]               1, 2 and 4 replicas of one snapshot
     python -m benchmarks.gpu.lab digests [GB]              how fast the device digests
+    python -m benchmarks.gpu.lab frozen [GB]               a base that does not learn
 
 Prints lines of `name: figure=value`. What passes and what does not is in `docs/gpu.md`. Slots lie
 in /dev/shm, or in GPU_LAB_SHM. GPU_LAB_STEPS: how many steps `capture` trains (30).
@@ -30,6 +31,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.frozen import frozen
 from benchmarks.gpu.shares import digests, shares
 from benchmarks.gpu.workload import GB, Trainer, clock, device_times, mark, say
 from keepstep.coding.checksum import block_checksums
@@ -510,6 +512,7 @@ EXPERIMENTS: dict[str, Callable[..., None]] = {
     "graph": graph,
     "shares": shares,
     "digests": digests,
+    "frozen": frozen,
 }
 
 

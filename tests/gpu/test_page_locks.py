@@ -7,6 +7,7 @@ import gc
 import json
 import mmap
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_bytes
 from keepstep.edge.torch import page_locks
 from keepstep.edge.torch.cuda_pages import CudaPages
+from keepstep.edge.torch.cuda_runtime import place_on_bus
 from keepstep.edge.torch.live_state import TorchState
 from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.edge.torch.state import Protected
@@ -184,3 +186,11 @@ def test_another_thread_locks_and_unlocks(tmp_path: Path) -> None:
     fresh = training.slot()
     assert not is_pinned(fresh)
     fresh.close()
+
+
+def test_a_device_knows_its_place_on_the_bus() -> None:
+    """By which sysfs tells the node of its memory."""
+    place = place_on_bus(torch.device("cuda", torch.cuda.current_device()))
+    assert place is not None and re.fullmatch(
+        r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[\dA-Fa-f]{2}\.\d", place
+    )

@@ -25,6 +25,7 @@ from pathlib import Path
 from keepstep.coding.checksum import BLOCK_BYTES
 from keepstep.edge.os.machine import proof_threads
 from keepstep.edge.shm.huge_pages import MADV_POPULATE_WRITE, take_huge_pages
+from keepstep.edge.shm.numa_pages import prefer_node
 from keepstep.errors import MemoryBudgetError
 from keepstep.model.units import KIB, MIB, human_bytes, round_up
 from keepstep.ports import Region
@@ -292,6 +293,10 @@ class SharedMemory:
 
     block_bytes = BLOCK_BYTES
 
+    def __init__(self, numa_node: int | None = None) -> None:
+        """`numa_node`: from which new files get their pages, where it has some left."""
+        self._numa_node = numa_node
+
     def open(self, path: Path) -> MappedFile:
         return MappedFile(path)
 
@@ -309,6 +314,8 @@ class SharedMemory:
             self.remove(path)
             fd = open_file(path, os.O_CREAT)
         try:
+            if self._numa_node is not None:
+                prefer_node(fd, nbytes, self._numa_node)
             take_huge_pages(fd, path.resolve(), nbytes)
             os.posix_fallocate(fd, 0, nbytes)
         except OSError as error:

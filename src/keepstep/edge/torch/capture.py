@@ -36,11 +36,12 @@ from keepstep.edge.torch.copy_plans import CopyPlans
 from keepstep.edge.torch.copy_stream import begin_host_thread, copy_stream
 from keepstep.edge.torch.device_copy import DeviceCopy
 from keepstep.edge.torch.device_digests import SharedBlocks
-from keepstep.edge.torch.frozen import FrozenInSlots, differing
+from keepstep.edge.torch.frozen import FrozenInSlots, HeldFrozen, differing
+from keepstep.edge.torch.frozen_digests import FrozenWay
 from keepstep.edge.torch.numbers.copied import KnownBad, LookAtCopy
 from keepstep.edge.torch.operations import Operation
 from keepstep.edge.torch.page_locks import PageLocks
-from keepstep.edge.torch.plan import CopyOrder, CopyShare
+from keepstep.edge.torch.plan import CopyShare
 from keepstep.edge.torch.state import State
 from keepstep.edge.torch.tree import StateItem
 from keepstep.edge.torch.views import write
@@ -101,14 +102,29 @@ class TensorCopy:
         self._is_fenced = False  # whatever moves from here on may
         self._waited_begun_ns = 0
         self._updated: set[int] = set()  # optimizers whose updates have come already
-        self._unproven: list[CopyOrder] = []  # whose frozen tensors are to be in the slot already
+        # the plan's frozen tensors, where they are to be in the slot already, and where they will
+        # be after this
+        self._held: HeldFrozen | None = None
+        self._to_hold: HeldFrozen | None = None
         self._device: DeviceCopy | None = None
-        if self.plans is not None:
-            nbytes = self.state.payload_bytes
-            among = SharedBlocks(self.shared, self.lacking, self.slot.header().job_hash)
-            self._device = self.plans.of(
-                self.slot, self.state.copies, nbytes, among, self.known_bad
-            )
+        self._choose_ways()
+
+    def _choose_ways(self) -> None:
+        """What of frozen tensors is copied, and what is ordered on devices."""
+        planned, slot = self.state.copies[0], self.slot
+        way = FrozenWay.COPIED
+        if planned.frozen.pairs and not self.lacking:
+            self._held = self.frozen.are_in(slot, planned)
+            way = FrozenWay.MARKED if self._held is None else FrozenWay.COMPARED
+        if self.plans is None:
+            return
+        nbytes = self.state.payload_bytes
+        among = SharedBlocks(self.shared, self.lacking, slot.header().job_hash)
+        device = self._device = self.plans.of(
+            slot, self.state.copies, nbytes, among, self.known_bad, way
+        )
+        if self._held is not None and self._held.marks is not None and not device.compares:
+            self._held = None  # no room for digests by now
 
     def copy_moving(self) -> None:
         """On the trainer's thread, before the next step begins: whatever could move; and, from a
@@ -159,20 +175,30 @@ class TensorCopy:
 
     def _write_frozen(self) -> None:
         """What no optimizer moves, unless the slot has it already."""
-        for copies in self.state.copies:
-            if not copies.frozen.pairs:
-                continue
-            if not self.lacking and self.frozen.are_in(self.slot, copies):
-                self._unproven.append(copies)
-                continue
-            self.frozen.forget(self.slot)
+        planned, *others = self.state.copies
+        for copies in others:  # found anew each time
             self._write(copies.frozen)
-            if not self.lacking:
-                self.frozen.copied(self.slot, copies)
+        if self._held is not None or not planned.frozen.pairs:
+            return
+        self.frozen.forget(self.slot)
+        self._write(planned.frozen)
+        if not self.lacking:
+            self._to_hold = self.frozen.copied(self.slot, planned)
 
     def _prove_frozen(self) -> None:
         """What was not copied is in the slot as it is, or has moved."""
-        moved = [name for copies in self._unproven for name in differing(self.slot, copies)]
+        held, moved = self._held, list[str]()
+        if held is not None:
+            moved += differing(self.slot, held.plan)
+        digests = None if self._device is None else self._device.frozen
+        if digests is not None:
+            marks = digests.marks(self.slot, self.sums, self.hash_threads)
+            self.sums = {**self.sums, **digests.sums_of_blocks(marks)}
+            if self._to_hold is not None:
+                self._to_hold.marks = marks
+            if held is not None and held.marks is not None:
+                moved += digests.moved(held.marks, marks)
+                held.marks = None if moved else held.marks  # else it gets all the next time
         if moved:
             with self._lock:
                 self.moved = list(dict.fromkeys([*self.moved, *moved]))

@@ -3,8 +3,8 @@ the slot or the state's plan goes: a boundary only orders it (`device_copy.py`).
 
 Tensors are cut into pieces, and pieces into buckets, in the order in which the optimizers overwrite
 them. Many small ones that lie side by side in the slot are packed on the device first and leave it
-as one. What replicas share is digested where it is (`device_digests.py`), what is to be finite is
-looked at there (`numbers/device_looks.py`).
+as one. What replicas share is digested where it is (`device_digests.py`), and so are frozen tensors
+(`frozen_digests.py`); what is to be finite is looked at there (`numbers/device_looks.py`).
 
 Comes in: the pairs of a state, one slot. Goes out: buckets of device tensors and places in the
 slot. Decides nothing but the cuts.
@@ -12,7 +12,8 @@ slot. Decides nothing but the cuts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,9 +24,11 @@ from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.device_copy import FIRST, Bucket, DeviceCopy, Run, Streams
 from keepstep.edge.torch.device_digests import BlockDigests, DigestKeys, SharedBlocks
 from keepstep.edge.torch.digests import WORD_BYTES
+from keepstep.edge.torch.frozen_digests import FrozenDigests, FrozenWay
 from keepstep.edge.torch.numbers.copied import KnownBad
 from keepstep.edge.torch.numbers.device_looks import DeviceLooks
 from keepstep.edge.torch.plan import CopyOrder, Pair
+from keepstep.edge.torch.tree import has_words, is_flat
 from keepstep.edge.torch.views import overlay
 from keepstep.model.layout import Segment
 from keepstep.model.shares import runs_of
@@ -44,7 +47,7 @@ class CopyPlans:
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._staging: dict[torch.device, torch.Tensor] = {}
-        self._keys: DigestKeys | None = None  # once something is shared
+        self._keys: DigestKeys | None = None  # once something is digested
         self._known: WeakKeyDictionary[Slot, tuple[tuple[Any, ...], _Cut]] = WeakKeyDictionary()
 
     @property
@@ -72,16 +75,20 @@ class CopyPlans:
         payload_bytes: int,
         among: SharedBlocks = ALONE,
         known_bad: KnownBad | None = None,
+        way: FrozenWay = FrozenWay.COPIED,
     ) -> DeviceCopy:
         """copies: the plan's, which is kept from gather to gather, and then what is found anew. Of
         that, where it lies matters on a device, and where it is digested: random states of the host
-        are other tensors each time. known_bad: whether it is looked at what is finite."""
+        are other tensors each time. known_bad: whether it is looked at what is finite. way: what
+        becomes of the plan's frozen tensors; where a device has no room for digests they are
+        copied."""
         lasting, *others = copies
         key = (
             lasting,
             -(-payload_bytes // slot.block_bytes),
             among,
             known_bad,
+            way,
             *(
                 _place(pair) if self._looks_at(pair, among) else _goes_to(pair)
                 for order in others
@@ -92,10 +99,12 @@ class CopyPlans:
         if known is None or known[0][0] is not lasting or known[0][1:] != key[1:]:
             if known is None:
                 slot.before_close(lambda: self._forget(slot))
-            cut = self._cut(slot, copies, payload_bytes, among, known_bad)
+            cut = self._cut(slot, copies, payload_bytes, among, known_bad, way)
             known = self._known[slot] = (key, cut)
         cut = known[1]
-        return DeviceCopy(cut.buckets, self._streams, cut.digests, cut.looks)
+        return DeviceCopy(
+            cut.buckets, self._streams, cut.digests, cut.looks, cut.frozen, cut.compared
+        )
 
     def _looks_at(self, pair: Pair, among: SharedBlocks) -> bool:
         """Whether its memory is in what is worked out."""
@@ -112,20 +121,22 @@ class CopyPlans:
         payload_bytes: int,
         among: SharedBlocks,
         known_bad: KnownBad | None,
+        way: FrozenWay,
     ) -> _Cut:
+        frozen = self._digests_of_frozen(slot, copies[0], among.seed, way)
+        compared = _compared(frozen) if way is FrozenWay.COMPARED else []
         on_device = [
             pair
             for order in copies
-            for pair in order.pairs
-            if pair[0].address is None
-            and pair[0].local.device in self._streams
-            and pair[1].spec.nbytes
+            for pair in self._there(order.pairs)
+            if not (compared and frozen is not None and frozen.has(pair))
         ]
         devices = list(dict.fromkeys(item.local.device for item, _ in on_device))
         looks = None
         if known_bad is not None and devices:
             looks = DeviceLooks(devices, len(on_device))
-        made = _Cut(among.lacking, self._digests(slot, on_device, copies, among), looks)
+        digests = self._digests(slot, on_device, copies, among)
+        made = _Cut(among.lacking, digests, looks, frozen, compared)
         made.buckets = [
             self._bucket(slot, device, optimizer, pairs, made)
             for device in self._streams
@@ -135,6 +146,33 @@ class CopyPlans:
         made.buckets.sort(key=lambda bucket: bucket.optimizer != FIRST)
         _find_blocks(slot, made.buckets, copies, payload_bytes, among.lacking)
         return made
+
+    def _there(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        """Those that lie on a device of ours."""
+        return (
+            pair
+            for pair in pairs
+            if pair[0].address is None
+            and pair[0].local.device in self._streams
+            and pair[1].spec.nbytes
+        )
+
+    def _digests_of_frozen(
+        self, slot: Slot, planned: CopyOrder, seed: bytes, way: FrozenWay
+    ) -> FrozenDigests | None:
+        """None where nobody asks for them, or where a device has no room for the keys."""
+        pairs = list(self._there(planned.frozen.pairs))
+        if way is FrozenWay.COPIED or not pairs:
+            return None
+        keys = self._digest_keys(seed, slot.block_bytes)
+        with suppress(torch.OutOfMemoryError):
+            return FrozenDigests(pairs, keys, self._streams, slot.block_bytes)
+        return None
+
+    def _digest_keys(self, seed: bytes, size: int) -> DigestKeys:
+        if self._keys is None or (self._keys.seed, self._keys.block_bytes) != (seed, size):
+            self._keys = DigestKeys(seed, size)
+        return self._keys
 
     def _digests(
         self,
@@ -148,9 +186,7 @@ class CopyPlans:
         there = {block for _, segment in on_device for block in _blocks_of(segment, size)}
         if there.isdisjoint(among.shared):
             return None
-        if self._keys is None or (self._keys.seed, self._keys.block_bytes) != (among.seed, size):
-            self._keys = DigestKeys(among.seed, size)
-        made = BlockDigests(there & among.shared, self._keys)
+        made = BlockDigests(there & among.shared, self._digest_keys(among.seed, size))
         for device in dict.fromkeys(item.local.device for item, _ in on_device):
             made.use(device, self._streams[device])
         on_host = [(i, s) for c in copies for i, s in c.lazy.pairs if i.address is not None]
@@ -173,6 +209,8 @@ class CopyPlans:
                     bucket.add(host, source)
             if not others and cut.looks is not None and item.lazy:
                 bucket.looks += cut.looks.tensor(device, group[0])
+            if cut.frozen is not None:
+                bucket.digested += cut.frozen.pieces_of(group)
         return bucket
 
     def _packed(self, device: torch.device, nbytes: int) -> torch.Tensor:
@@ -210,7 +248,7 @@ class CopyPlans:
                 bucket.add(_bytes_of(slot, begin, end), flat[begin - first : end - first])
         if cut.digests is None:
             return
-        if _has_words(flat):
+        if has_words(flat):
             bucket.digested += cut.digests.pieces(bucket.device, flat, first)
             return
         for begin in range(0, flat.nbytes, PIECE_BYTES):
@@ -224,11 +262,14 @@ class CopyPlans:
 @dataclass(eq=False)
 class _Cut:
     """What is worked out for one slot. `digests`: of the shared blocks; `looks`: whether what is
-    there is finite."""
+    there is finite; `frozen`: digests of what the slot is to have, or has, at a later boundary;
+    `compared`: where that is all that is read of them."""
 
     lacking: frozenset[int]
     digests: BlockDigests | None
     looks: DeviceLooks | None
+    frozen: FrozenDigests | None
+    compared: Sequence[Bucket]
     buckets: list[Bucket] = field(default_factory=list)
 
     def is_shared(self, segment: Segment, size: int) -> bool:
@@ -248,13 +289,23 @@ class _Cut:
             yield at, end
 
 
+def _compared(frozen: FrozenDigests | None) -> list[Bucket]:
+    """In which nothing is copied."""
+    if frozen is None:
+        return []
+    devices = dict.fromkeys(item.local.device for item, _ in frozen.pairs)
+    return [
+        Bucket(
+            device,
+            FIRST,
+            digested=list(frozen.pieces_of(p for p in frozen.pairs if p[0].local.device == device)),
+        )
+        for device in devices
+    ]
+
+
 def _bytes_of(slot: Slot, begin: int, end: int) -> torch.Tensor:
     return torch.frombuffer(slot.payload, dtype=torch.uint8, count=end - begin, offset=begin)
-
-
-def _has_words(flat: torch.Tensor) -> bool:
-    """Whether its bytes can be looked at as whole words where they are."""
-    return flat.nbytes % WORD_BYTES == 0 and flat.storage_offset() % WORD_BYTES == 0
 
 
 def _place(pair: Pair) -> tuple[Any, ...]:
@@ -292,11 +343,6 @@ def _in_buckets(
 def _is_small(pair: Pair) -> bool:
     item, segment = pair
     return segment.spec.nbytes <= SMALL_BYTES and is_flat(item.local)
-
-
-def is_flat(tensor: torch.Tensor) -> bool:
-    """Whether its memory is, value for value, what is kept."""
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _side_by_side(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:

@@ -3,8 +3,9 @@
     own_stream          a stream that nobody else is given: torch's come from a pool of 32 in turn,
                         and a collective that gets the same one queues behind our copies
     relax_capture_mode  calls of this thread do not break a CUDA graph that another one captures
+    place_on_bus        where a device is on the PCI bus
 
-Both are improvements: where the library is not found, or refuses, copies go the way they would
+All are improvements: where the library is not found, or refuses, copies go the way they would
 without. Runs on a device in `tests/gpu`.
 """
 
@@ -19,6 +20,7 @@ import torch
 NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the legacy default stream
 LOWEST_PRIORITY = 0
 RELAXED = 2  # cudaStreamCaptureModeRelaxed
+PLACE_BYTES = 32  # 13 are told, with the end
 
 
 @lru_cache(maxsize=1)
@@ -59,3 +61,17 @@ def relax_capture_mode() -> None:
             runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(RELAXED)))
         except AttributeError:
             return
+
+
+def place_on_bus(device: torch.device) -> str | None:
+    """Such as `0000:3B:00.0`."""
+    runtime = _runtime()
+    if runtime is None:
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    found = ctypes.create_string_buffer(PLACE_BYTES)
+    try:
+        code = runtime.cudaDeviceGetPCIBusId(found, PLACE_BYTES, index)
+    except AttributeError:
+        return None
+    return found.value.decode("ascii", "replace") if code == 0 else None

@@ -8,7 +8,8 @@
 Pieces leave the device by turns, so that a `loss.item()` of the trainer's waits for a turn and not
 for a tensor. Blocks that replicas share (REFT) are digested where they are, behind the copies of
 their bucket, and of what others keep nothing leaves the device. What is to be finite is looked at
-there, too.
+there, too. Frozen tensors that the slot has already are digested in place of being copied, behind
+everything else; nobody waits for that.
 
 Comes in: buckets, which `copy_plans.py` has worked out, and streams. Goes out: bytes in the slot,
 which blocks of it are whole after which landing, digests, suspects. Decides nothing. What it orders
@@ -28,6 +29,7 @@ from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.copy_stream import CopyStream, Landing, TimedWait
 from keepstep.edge.torch.device_digests import BlockDigests
 from keepstep.edge.torch.digests import DigestPiece
+from keepstep.edge.torch.frozen_digests import FrozenDigests
 from keepstep.edge.torch.numbers.device_looks import DeviceLooks, Stretch
 from keepstep.edge.torch.plan import Pair
 from keepstep.edge.torch.tree import AT_BOUNDARY
@@ -125,8 +127,13 @@ class DeviceCopy:
         streams: Streams,
         digests: BlockDigests | None = None,
         looks: DeviceLooks | None = None,
+        frozen: FrozenDigests | None = None,
+        compared: Sequence[Bucket] = (),
     ) -> None:
+        """`compared`: where `frozen` ones are digested alone; else they are in `buckets`."""
         self._buckets = buckets
+        self._compared = compared
+        self.frozen = frozen
         self._streams = streams
         self._digests = digests
         self._looks = looks
@@ -140,7 +147,12 @@ class DeviceCopy:
 
     @property
     def has_any(self) -> bool:
-        return bool(self._buckets)
+        return bool(self._buckets or self._compared)
+
+    @property
+    def compares(self) -> bool:
+        """Whether frozen tensors are digested in place of being copied."""
+        return bool(self._compared)
 
     @property
     def is_captured(self) -> bool:
@@ -151,6 +163,8 @@ class DeviceCopy:
         for stream in self._streams.values():
             stream.follow()
             self._reached.append(stream.mark())
+        if self.frozen is not None:
+            self.frozen.begin(self._streams)
         for bucket in self._buckets:
             if bucket.optimizer == FIRST:
                 self._order(bucket)
@@ -162,7 +176,9 @@ class DeviceCopy:
         for bucket in self._buckets:
             if bucket.optimizer != FIRST:
                 self._order(bucket)
-        for read in (self._digests, self._looks):
+        for bucket in self._compared:
+            bucket.order(self._streams[bucket.device])
+        for read in (self._digests, self._looks, self.frozen):
             if read is not None:
                 self._read_back += read.read_back(self._streams)
         self.is_ordered = True

@@ -140,7 +140,7 @@ class CopyOrder:
     @property
     def segments_of_torch(self) -> Iterator[Segment]:
         """Where those go that have no address to copy from."""
-        shares = (self.eager, self.lazy)
+        shares = (self.eager, self.lazy, self.frozen)
         return (s for share in shares for there in share.through_torch.values() for _, s in there)
 
 

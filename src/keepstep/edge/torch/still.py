@@ -12,10 +12,9 @@ from collections.abc import Set
 
 import torch
 
-from keepstep.edge.torch.copy_plans import is_flat
 from keepstep.edge.torch.plan import CopyOrder
 from keepstep.edge.torch.state import State
-from keepstep.edge.torch.tree import StateItem
+from keepstep.edge.torch.tree import StateItem, is_flat
 from keepstep.model.layout import Layout
 
 

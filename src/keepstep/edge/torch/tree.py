@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from keepstep.edge.torch.digests import WORD_BYTES
 from keepstep.edge.torch.dtensors import is_dtensor
 from keepstep.edge.torch.parts import PlaceOfPart, refuse_dead, unwrapped
 from keepstep.edge.torch.pickles.checked import Vocabulary, load_pickles
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 SECTIONS = (1, 1, 1, 2)
 
 AT_BOUNDARY = (-1, 0)  # before all updates
+DIGESTING = frozenset({"cuda"})  # kinds of devices, see `frozen_digests.py`
 
 _NUMBERS = {int, float, bool, str, type(None)}
 _GLOBALS = (type, FunctionType, BuiltinFunctionType)  # pickled by their names
@@ -92,14 +94,25 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
         return local.wait() if hasattr(local, "wait") else local.detach()
 
 
+def is_flat(tensor: torch.Tensor) -> bool:
+    """Whether its memory is, value for value, what is kept."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
 def by_address(tensor: torch.Tensor) -> bool:
     """Whether the tensor's memory is, byte for byte, what is to be kept."""
-    return (
-        tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
+    return tensor.device.type == "cpu" and is_flat(tensor)
+
+
+def has_words(tensor: torch.Tensor) -> bool:
+    """Whether its memory can be looked at as whole words where it is."""
+    begin = tensor.storage_offset() * tensor.element_size()
+    return begin % WORD_BYTES == 0 and tensor.nbytes % WORD_BYTES == 0
+
+
+def can_be_digested(tensor: torch.Tensor) -> bool:
+    """Whether its device can tell that it is as it was."""
+    return tensor.device.type in DIGESTING and is_flat(tensor) and has_words(tensor)
 
 
 Place = tuple[Any, ...]
@@ -247,7 +260,10 @@ class Kept:
                 address=address if has_address else None,
                 whole=value if is_dtensor(value) else None,
                 turn=turn or AT_BOUNDARY,
-                frozen=has_address and turn is None and not is_eager and address in self._frozen,
+                frozen=turn is None
+                and not is_eager
+                and address in self._frozen
+                and (has_address or can_be_digested(local)),
             )
         )
         return index

@@ -17,9 +17,11 @@ from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.os.machine import address_towards, available_bytes, proof_threads
 from keepstep.edge.os.needs import unsigned_blocks
+from keepstep.edge.os.numa import node_near
 from keepstep.edge.probes.ranks_elsewhere import ranks_elsewhere
-from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.torch.live_state import TorchState
+from keepstep.edge.shm.memory import SharedMemory
+from keepstep.edge.torch.cuda_runtime import place_on_bus
+from keepstep.edge.torch.live_state import TorchState, cuda_device
 from keepstep.edge.torch.membership import membership
 from keepstep.edge.torch.process_groups import TorchGroups, process_group
 from keepstep.edge.torch.state import Protected
@@ -44,7 +46,7 @@ def process_world(
     return RankWorld(
         clock=CLOCK,
         timers=driver.loop,
-        memory=MEMORY,
+        memory=SharedMemory(numa_node_of(protected)),
         journal=journal,
         keepers=KeeperSearches(door, CLOCK, driver.loop),
         agents=NodeAgents(driver.loop, os.environ, PROCESS_WITH_AGENT, journal.record),
@@ -69,6 +71,13 @@ def _elsewhere(settings: Settings) -> str:
         f"{each.job_dir.parent.parent}"
         for each in found
     )
+
+
+def numa_node_of(protected: Protected) -> int | None:
+    """That is nearest to the device of the state, if it is on one."""
+    device = cuda_device(protected.parts().values())
+    place = None if device is None else place_on_bus(device)
+    return None if place is None else node_near(place)
 
 
 def node_facts(settings: Settings) -> NodeFacts:
