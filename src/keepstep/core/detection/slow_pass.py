@@ -1,31 +1,34 @@
-"""Slow pass: which pass of a step's body takes longer, the forward or the backward one.
+"""Slow pass: whether it is a pass of a step's body that takes longer, the forward or the backward
+one, or the body as a whole.
 
-Comes in: blocks of a rank that is slow in what its body does, and those that they are compared
-with. Goes out: the pass that has grown, where one alone explains it. What of the body is neither
-(a loss, a module that is not protected) is in none of the two.
+Comes in: what a step's body takes, and its passes, of a rank that is slow in it and of what that is
+compared with. Goes out: the section to name. On a slower processor everything takes longer, and the
+larger pass most of that: so a pass is named only where what else the body does has grown much less
+than in proportion. What of the body is neither pass (a loss, a module that is not protected) is in
+the whole alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from keepstep.core.detection.drift import median
-from keepstep.model.step_work import BodyPass, WorkBlock
+from keepstep.model.step_work import PASSES, Section
 
 EXPLAINS = 0.7  # of what the body takes more
+KEEPS_PACE = 0.5  # of how much more the pass takes, as a share
+ALMOST_ALL = 0.9  # of the body: there is nothing else in it to compare with
 
 
-def slow_pass(now: Sequence[WorkBlock], before: Sequence[WorkBlock], excess_ns: float) -> BodyPass:
-    """excess_ns: of the body, a step."""
-    forward_ns = _middle(now, "forward_ns") - _middle(before, "forward_ns")
-    backward_ns = _middle(now, "backward_ns") - _middle(before, "backward_ns")
-    if forward_ns >= EXPLAINS * max(excess_ns, forward_ns + backward_ns) > 0:
-        return "forward"
-    if backward_ns >= EXPLAINS * max(excess_ns, forward_ns + backward_ns) > 0:
-        return "backward"
-    return ""
-
-
-def _middle(blocks: Sequence[WorkBlock], of: str) -> float:
-    """A step."""
-    return median([getattr(block, of) / block.steps for block in blocks])
+def slow_part(now_ns: Mapping[Section, float], before_ns: Mapping[Section, float]) -> Section:
+    """By section, a step: of the body, and of its passes."""
+    body = Section.COMPUTE
+    more = {section: now_ns[section] - before_ns[section] for section in (body, *PASSES)}
+    part = max(PASSES, key=lambda section: more[section])
+    all_more = max(more[body], sum(more[section] for section in PASSES))
+    if before_ns[part] <= 0 or more[part] <= 0 or more[part] < EXPLAINS * all_more:
+        return body
+    if before_ns[part] >= ALMOST_ALL * before_ns[body]:
+        return part
+    rest_ns = before_ns[body] - before_ns[part]
+    pace = more[part] / before_ns[part]
+    return part if more[body] - more[part] <= KEEPS_PACE * pace * rest_ns else body
