@@ -56,18 +56,20 @@ class Steps:
 
     def blocks(self, steps: int) -> Iterator[tuple[int, dict[int, WorkBlock]]]:
         """The last step of each block, and what each rank did in it."""
-        rng = random.Random(self.seed)
+        rng, parts = random.Random(self.seed), random.Random(f"{self.seed}: passes")
         own_speed = [1 + rng.uniform(-self.spread, self.spread) for _ in range(self.ranks)]
         for first in range(0, steps, BLOCK_STEPS):
             yield (
                 first + BLOCK_STEPS - 1,
                 {
-                    rank: self._block(rng, rank, own_speed[rank], first)
+                    rank: self._block(rng, parts, rank, own_speed[rank], first)
                     for rank in range(self.ranks)
                 },
             )
 
-    def _block(self, rng: random.Random, rank: int, speed: float, first: int) -> WorkBlock:
+    def _block(
+        self, rng: random.Random, of_parts: random.Random, rank: int, speed: float, first: int
+    ) -> WorkBlock:
         own, cpu = [0.0] * len(Section), [0.0] * len(Section)
         tokens = 0
         delay, throttled = [0.0] * len(Section), 0.0
@@ -82,7 +84,7 @@ class Steps:
                     took *= 3
                 parts = {section: took}
                 if section is Section.COMPUTE and self.sees_passes:
-                    parts |= self._divided(rng, took)
+                    parts |= self._divided(of_parts, took)
                 is_slow = self.all_slow or rank == self.slow
                 more: dict[Section, float] = {}
                 if is_slow and self.section in parts and self.onset <= step < self.until:

@@ -502,7 +502,7 @@ def test_a_device_that_waits_for_another_unseen_is_not_slow_there(
 ) -> None:
     """What one takes longer the other one waits, and that counts in its backward pass."""
     judge, found = judge_of(Timing.DEVICE), []
-    for end, blocks in on_device(Steps(2, 5)):
+    for end, blocks in on_device(Steps(2, 2)):
         more = 20 * MS_NS * BLOCK_STEPS if end >= onset else 0
         late = {Section.COMPUTE, longer} if longer is FORWARD else {longer}
         longer_ns = {0: late, 1: {Section.COMPUTE, BACKWARD}}

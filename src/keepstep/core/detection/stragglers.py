@@ -16,7 +16,7 @@ A section's time is watched without what the rank was ready to run and did not, 
 the processor: on a busy machine that is most of it, and noise. What it is with that, all sections
 together, is told only of a rank that is hindered. Processor time alone is watched, too. Where a
 program tells its tokens, all of these are watched by the token as well, and of the two the quieter
-one counts.
+one counts; the passes are by the token alone.
 Where ranks share a step's micro-batches, who is slow has fewer: what its passes take is multiplied
 to be that of equally many.
 
@@ -78,7 +78,8 @@ BLOCK_STEPS = 5
 # the rank's own past; and what is taken by the token
 COMPUTE, PROCESSOR, ALL, PAST, BY_TOKEN = "compute", "processor", "all", "past", "/token"
 WITH_DELAY = (ALL, PAST)
-BY_WORK = (COMPUTE, PROCESSOR, ALL, *(section.name.lower() for section in PASSES))
+PASS_NAMES = tuple(section.name.lower() for section in PASSES)
+BY_WORK = (COMPUTE, PROCESSOR, ALL, *PASS_NAMES)
 LEAST_EXCESS = log(1.06)  # of a step
 LEAST_OWN_EXCESS = log(1.15)  # against its past alone
 STANDING_EXCESS = log(1.25)  # against its peers alone, from the beginning on
@@ -297,6 +298,8 @@ class Stragglers:
         for name in BY_WORK if scales else ():
             if name in found:
                 found[name + BY_TOKEN] = {r: ns * scales[r] for r, ns in found[name].items()}
+                if name in PASS_NAMES:  # of these one measure each: the body has both
+                    del found[name]
         return found
 
     def _fast(self, blocks: Mapping[int, WorkBlock]) -> frozenset[int]:
