@@ -6,14 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.detection.slow_pass import slow_part
+from keepstep.core.detection.slow_pass import slow_part as slow_part_of
 from keepstep.model.step_work import Section
 
 BODY, FORWARD, BACKWARD = Section.COMPUTE, Section.FORWARD, Section.BACKWARD
 
 
+def slow_part(now: dict[Section, float], before: dict[Section, float]) -> Section:
+    """Of blocks that do not vary."""
+    return slow_part_of([now] * 3, [before] * 30)
+
+
 def took(body: float, forward: float, backward: float) -> dict[Section, float]:
-    return {BODY: body, FORWARD: forward, BACKWARD: backward}
+    """Milliseconds."""
+    return {BODY: 1e6 * body, FORWARD: 1e6 * forward, BACKWARD: 1e6 * backward}
 
 
 @pytest.mark.parametrize(
@@ -59,3 +65,11 @@ def test_a_pass_alone_is_named_however_small_it_is(
     more = before[part] * (factor - 1)
     now = {**before, part: before[part] + more, BODY: before[BODY] + more}
     assert slow_part(now, before) is part
+
+
+def test_what_noise_may_have_made_is_of_the_body() -> None:
+    """Three blocks in which the larger pass is longer by as much as it is by turns anyway."""
+    before = [took(100, 30, 60 + off) for off in (-6, 6, -3, 3, 0)] * 6
+    longer = took(107, 30, 67)
+    assert slow_part_of([longer] * 3, before) is BODY
+    assert slow_part_of([longer] * 3, [took(100, 30, 60)] * 30) is BACKWARD

@@ -503,7 +503,8 @@ class Stragglers:
         elif plain == PROCESSOR and more[section] < LEAST_EXCESS_NS:
             section = Section.COMPUTE
         if section in BODY and sections.issuperset(BODY):
-            section = slow_part(now_ns, before_ns)
+            bodies = ([{s: needs(b, s) for s in BODY} for b in of] for of in (now, before))
+            section = slow_part(*bodies)
         excess_ns = max(0.0, sum(more.values()))
         cause = cause_of(section, excess_ns, now, before, needs, self._is_on_device)
         fast = {r for r in self._facts if r != rank and not self._is_slow_itself(r)}
