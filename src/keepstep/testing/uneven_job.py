@@ -51,7 +51,7 @@ def products_a_ms(weight: torch.Tensor) -> float:
     return 400 / (1e3 * (time.thread_time() - began_s))
 
 
-class Work:
+class ExtraWork:
     """What a section of a step multiplies for nothing, besides what it does anyway."""
 
     def __init__(self) -> None:
@@ -62,10 +62,10 @@ class Work:
         multiply(self.times, self.weight)
 
 
-class Works(nn.Module):
+class WorkingLayer(nn.Module):
     """A layer that gives what it is given."""
 
-    def __init__(self, forward: Work, backward: Work) -> None:
+    def __init__(self, forward: ExtraWork, backward: ExtraWork) -> None:
         super().__init__()
         self._in_forward, self._in_backward = forward, backward
 
@@ -83,8 +83,8 @@ def train(args: argparse.Namespace) -> None:
     if args.pin:
         pinned(int(os.environ.get("LOCAL_RANK", "0")))
     torch.manual_seed(args.seed)
-    works = {section: Work() for section in SECTIONS}
-    layer = Works(works["forward"], works["backward"])
+    works = {section: ExtraWork() for section in SECTIONS}
+    layer = WorkingLayer(works["forward"], works["backward"])
     model: nn.Module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), layer, nn.Linear(128, 64))
     speed = torch.zeros(1)
     weight = works["compute"].weight
