@@ -5,12 +5,13 @@ processor as far as there are enough; what is counted is what the agent tells in
 
     python benchmarks/slow_ranks.py                               # all of it: an hour
     python benchmarks/slow_ranks.py --trials 3 --clean-steps 500
-    python benchmarks/slow_ranks.py --ranks 2 --json
+    python benchmarks/slow_ranks.py --ranks 2 --section forward backward update --json
 
 **Named.** `--trials` jobs of each: one rank, drawn from the seed, does half as much again from a
 step on (to be named within 50 steps of it), or a tenth more (within 500); batches of varied lengths
 whose tokens are told. A trial is right when the first word is about that rank and its compute, and
-its `told_step` lies within the limit.
+its `told_step` lies within the limit. `--section forward` (`backward`, `update`): a step's work is
+done there in three equal parts, and so much of the whole step is added to one of them.
 
 **False alarms.** Clean steps, batches of varied lengths, with their tokens told and without.
 
@@ -22,6 +23,7 @@ what the agent takes to judge a block.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -42,6 +44,7 @@ from keepstep.sim.economics.confidence import share_interval
 SLOW_FROM = 200
 CASES = {"+50 %": (1.5, 50), "+10 %": (1.1, 500)}  # factor, and within how many steps
 JOB_WITHIN_S = 1200
+PARTS = ("forward", "backward", "update")
 SHORTEST = 0.25
 MARGIN_STEPS = 60  # behind the limit, so that the last word is heard
 
@@ -53,19 +56,31 @@ def train(nproc: int, given: list[str], environ: dict[str, str] | None = None) -
         return list(read_journal(home / "state" / "slow" / "journal.jsonl"))
 
 
-def trial(nproc: int, factor: float, within_steps: int, seed: int, ms: float) -> dict[str, Any]:
-    """One job, one slow rank."""
+def work_of(section: str, ms: float) -> list[str]:
+    """What a step of so long does: all of it in its body, or in three parts."""
+    if section == "compute":
+        return ["--compute-ms", str(ms)]
+    return ["--compute-ms", "0", *(f"--{part}-ms={ms / len(PARTS)}" for part in PARTS)]
+
+
+def trial(
+    nproc: int, section: str, factor: float, within_steps: int, seed: int, ms: float
+) -> dict[str, Any]:
+    """One job, one slow rank, whose step takes `factor` times as long for that section."""
+    if section != "compute":
+        factor = 1 + len(PARTS) * (factor - 1)
     slow_rank = random.Random(f"{seed}/{nproc}/{factor}").randrange(nproc)
     given = [
         *("--steps", str(SLOW_FROM + within_steps + MARGIN_STEPS), "--seed", str(seed)),
         *("--slow-rank", str(slow_rank), "--slow-from", str(SLOW_FROM), "--factor", str(factor)),
-        *("--compute-ms", str(ms), "--shortest", str(SHORTEST), "--tells-tokens"),
+        *("--section", section, *work_of(section, ms)),
+        *("--shortest", str(SHORTEST), "--tells-tokens"),
     ]
     events = train(nproc, given)
     told = [event for event in events if event.kind == "slow-rank"]
     first = told[0].data if told else {}
     after = first["told_step"] - SLOW_FROM + 1 if told else None
-    is_right = first.get("rank") == slow_rank and first.get("section") == "compute"
+    is_right = first.get("rank") == slow_rank and first.get("section") == section
     return {
         "slow_rank": slow_rank,
         "named": first.get("rank"),
@@ -78,9 +93,11 @@ def trial(nproc: int, factor: float, within_steps: int, seed: int, ms: float) ->
     }
 
 
-def clean(nproc: int, steps: int, seed: int, ms: float, tells: bool) -> dict[str, Any]:
+def clean(
+    nproc: int, section: str, steps: int, seed: int, ms: float, tells: bool
+) -> dict[str, Any]:
     """One job in which nobody is slow."""
-    given = ["--steps", str(steps), "--seed", str(seed), "--compute-ms", str(ms)]
+    given = ["--steps", str(steps), "--seed", str(seed), *work_of(section, ms)]
     given += ["--shortest", str(SHORTEST), *(["--tells-tokens"] if tells else [])]
     events = train(nproc, given)
     told = [event.why for event in events if event.kind == "slow-rank"]
@@ -108,9 +125,13 @@ def marks_cost() -> dict[str, float]:
         clock.body_entered()
         clock.enter(Section.DATA)
         clock.back(Section.COMPUTE)
+        before = clock.forward_begun()
+        clock.forward_ended(before)
+        clock.backward_begun()
         for _ in range(3):
             clock.busy(True)
             clock.busy(False)
+        clock.backward_ended()
         clock.in_body()
         clock.enter(Section.HOOK)
         clock.enter(Section.UPDATE)
@@ -196,8 +217,9 @@ def cost(rounds: int, ms: float) -> dict[str, Any]:
 def agent_cost(ranks: int) -> dict[str, float]:
     """What the judge takes for one block of that many ranks, in microseconds of processor time."""
     from keepstep.core.detection.stragglers import Stragglers
-    from keepstep.model.step_work import WorkBlock
+    from keepstep.model.step_work import Section, WorkBlock
 
+    sections = len(Section)
     draw = random.Random(1)
     judge = Stragglers()
     blocks = []
@@ -206,9 +228,9 @@ def agent_cost(ranks: int) -> dict[str, float]:
             {
                 rank: WorkBlock(
                     5,
-                    tuple(int(draw.gauss(5e7, 1e6)) for _ in range(5)),
-                    tuple(int(draw.gauss(5e7, 1e6)) for _ in range(5)),
-                    *(0, (0,) * 5, 15, 4096),
+                    tuple(int(draw.gauss(5e7, 1e6)) for _ in range(sections)),
+                    tuple(int(draw.gauss(5e7, 1e6)) for _ in range(sections)),
+                    *(0, (0,) * sections, 15, 4096),
                 )
                 for rank in range(ranks)
             }
@@ -227,17 +249,19 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         report["cost"] = cost(args.rounds, args.cost_ms)
     report["named"], report["clean"] = [], []
     for nproc in args.ranks:
-        for name, (factor, within) in CASES.items():
-            if name in args.cases:
-                trials = []
-                for seed in range(args.seed, args.seed + args.trials):
-                    trials.append(trial(nproc, factor, within, seed, args.compute_ms))
-                    if not args.json:
-                        print(f"  {nproc} ranks, {name}: {trials[-1]}", flush=True)
-                report["named"].append({"ranks": nproc, "case": name, "trials": trials})
+        for section, name in itertools.product(args.section, args.cases):
+            factor, within = CASES[name]
+            trials = []
+            for seed in range(args.seed, args.seed + args.trials):
+                trials.append(trial(nproc, section, factor, within, seed, args.compute_ms))
+                if not args.json:
+                    print(f"  {nproc} ranks, {section} {name}: {trials[-1]}", flush=True)
+            row = {"ranks": nproc, "section": section, "case": name, "trials": trials}
+            report["named"].append(row)
         for tells in (True, False):
             if args.clean_steps:
-                found = clean(nproc, args.clean_steps, args.seed, args.compute_ms, tells)
+                where = args.section[0], args.clean_steps, args.seed, args.compute_ms
+                found = clean(nproc, *where, tells)
                 report["clean"].append({"ranks": nproc, **found})
     report["load_after"] = os.getloadavg()[0]
     return report
@@ -254,8 +278,9 @@ def show(report: dict[str, Any]) -> None:
         median = f"median {statistics.median(late):.0f}, at most {max(late)}" if late else "never"
         wrong = sum(t["wrong_words"] for t in trials)
         print(
-            f"{row['ranks']} ranks, {row['case']}: {right} of {len(trials)} named right in time "
-            f"({100 * low:.0f} to {100 * high:.0f} %), after {median} steps; {wrong} wrong words"
+            f"{row['ranks']} ranks, {row['section']} {row['case']}: {right} of {len(trials)} named "
+            f"right in time ({100 * low:.0f} to {100 * high:.0f} %), "
+            f"after {median} steps; {wrong} wrong words"
         )
     for row in report["clean"]:
         how = "tokens told" if row["tells"] else "tokens not told"
@@ -280,6 +305,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    sections = ["compute", *PARTS]
+    parser.add_argument("--section", nargs="*", default=sections[:1], choices=sections)
     parser.add_argument("--clean-steps", type=int, default=3000)
     parser.add_argument("--compute-ms", type=float, default=30.0, help="of the longest batch")
     parser.add_argument("--rounds", type=int, default=20, help="of cost; 0: none")

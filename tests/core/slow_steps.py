@@ -22,6 +22,7 @@ USUAL_NS = {
     Section.UPDATE: 4 * MS_NS,
     Section.HOOK: 2 * MS_NS,
 }
+SHARES = {Section.FORWARD: 0.3, Section.BACKWARD: 0.6}  # of the body
 TOKENS = 4096
 
 
@@ -33,7 +34,8 @@ class Steps:
 
     From `onset` on, until `until`, rank `slow` needs `factor` times as long for `section`; `uses`:
     of what comes on top, the share that is processor time, the delay that comes with it, and what
-    its cgroup throttles."""
+    its cgroup throttles. sees_passes: the forward and the backward pass are seen; how the body is
+    divided varies by the noise, too."""
 
     ranks: int
     seed: int
@@ -50,21 +52,24 @@ class Steps:
     uses: tuple[float, float, float] = (1.0, 0.0, 0.0)
     all_slow: bool = False
     usual: dict[Section, int] | None = None
+    sees_passes: bool = True
 
     def blocks(self, steps: int) -> Iterator[tuple[int, dict[int, WorkBlock]]]:
         """The last step of each block, and what each rank did in it."""
-        rng = random.Random(self.seed)
+        rng, parts = random.Random(self.seed), random.Random(f"{self.seed}: passes")
         own_speed = [1 + rng.uniform(-self.spread, self.spread) for _ in range(self.ranks)]
         for first in range(0, steps, BLOCK_STEPS):
             yield (
                 first + BLOCK_STEPS - 1,
                 {
-                    rank: self._block(rng, rank, own_speed[rank], first)
+                    rank: self._block(rng, parts, rank, own_speed[rank], first)
                     for rank in range(self.ranks)
                 },
             )
 
-    def _block(self, rng: random.Random, rank: int, speed: float, first: int) -> WorkBlock:
+    def _block(
+        self, rng: random.Random, of_parts: random.Random, rank: int, speed: float, first: int
+    ) -> WorkBlock:
         own, cpu = [0.0] * len(Section), [0.0] * len(Section)
         tokens = 0
         delay, throttled = [0.0] * len(Section), 0.0
@@ -77,16 +82,19 @@ class Steps:
                     took *= 0.1 + 0.9 * length
                 if rng.random() < self.rare:
                     took *= 3
-                used = took
+                parts = {section: took}
+                if section is Section.COMPUTE and self.sees_passes:
+                    parts |= self._divided(of_parts, took)
                 is_slow = self.all_slow or rank == self.slow
-                if is_slow and section is self.section and self.onset <= step < self.until:
-                    more = took * (self.factor - 1)
-                    took += more
-                    used += self.uses[0] * more
-                    delay[section] += self.uses[1] * more
-                    throttled += self.uses[2] * more
-                own[section] += took
-                cpu[section] += used
+                more: dict[Section, float] = {}
+                if is_slow and self.section in parts and self.onset <= step < self.until:
+                    more = self._more(section, parts)
+                for part, part_ns in parts.items():
+                    on_top = more.get(part, 0.0)
+                    own[part] += part_ns + on_top
+                    cpu[part] += part_ns + self.uses[0] * on_top
+                    delay[part] += self.uses[1] * on_top
+                throttled += self.uses[2] * more.get(section, 0.0)
         return WorkBlock(
             BLOCK_STEPS,
             tuple(map(int, own)),
@@ -98,6 +106,17 @@ class Steps:
             throttled_ns=int(throttled),
             groups=(GroupEntries(1, 3 * BLOCK_STEPS),),
         )
+
+    def _divided(self, rng: random.Random, took: float) -> dict[Section, float]:
+        parts = {p: took * s * rng.lognormvariate(0, self.noise) for p, s in SHARES.items()}
+        fits = min(1.0, took / sum(parts.values()))
+        return {part: ns * fits for part, ns in parts.items()}
+
+    def _more(self, section: Section, parts: dict[Section, float]) -> dict[Section, float]:
+        """A pass that takes longer makes the body longer; a body that does, its passes."""
+        if self.section is section:
+            return {part: ns * (self.factor - 1) for part, ns in parts.items()}
+        return dict.fromkeys((section, self.section), parts[self.section] * (self.factor - 1))
 
 
 def told_of(

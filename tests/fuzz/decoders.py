@@ -452,7 +452,7 @@ def of_evidence() -> Decoder:
 
 def of_node_steps() -> Decoder:
     """What another node tells is judged: it must be blocks that took some steps."""
-    block = WorkBlock(5, (1, 2, 3, 4, 5), (6,) * 5, 7, (8,) * 5, 9, 10)
+    block = WorkBlock(5, (1, 2, 3, 4, 5, 2, 1), (6,) * 7, 7, (8,) * 7, 9, 10)
     block = block._replace(groups=(GroupEntries(11, 12, 13),))
     seed = node_steps_to_text(NodeSteps(1, 2, Timing.HOST, {5: {0: block, 1: block}})).encode()
 

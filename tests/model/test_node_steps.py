@@ -22,7 +22,8 @@ from keepstep.model.node_steps import (
 from keepstep.model.step_work import MOST_GROUPS, GroupEntries, Section, Slow, Timing, WorkBlock
 
 BLOCK = WorkBlock(
-    5, (1, 2, 3, 4, 5), (6, 7, 8, 9, 10), 11, (12, 13, 14, 15, 16), 17, 18, 19, 20, 21, (22,) * 5
+    *(5, (1, 2, 3, 4, 5, 2, 1), (6, 7, 8, 9, 10, 4, 3), 11, (12, 13, 14, 15, 16, 8, 5)),
+    *(17, 18, 19, 20, 21, (22,) * 7),
 )
 IN_GROUPS = BLOCK._replace(groups=(GroupEntries(1 << 47, 24), GroupEntries(5, 0, 8)))
 STEPS = NodeSteps(3, 7, Timing.DEVICE, {40: {2: BLOCK, 3: IN_GROUPS}, 45: {2: BLOCK, 3: BLOCK}})
@@ -53,8 +54,8 @@ def test_what_is_told_is_bounded_to_the_newest_and_the_slowest() -> None:
 
 
 def test_a_clock_that_went_back_took_no_time() -> None:
-    back = replace(STEPS, blocks={5: {0: BLOCK._replace(delay_ns=(0, -9, 0, 0, 0))}})
-    assert node_steps_from_text(node_steps_to_text(back)).blocks[5][0].delay_ns == (0,) * 5
+    back = replace(STEPS, blocks={5: {0: BLOCK._replace(delay_ns=(0, -9, 0, 0, 0, 0, 0))}})
+    assert node_steps_from_text(node_steps_to_text(back)).blocks[5][0].delay_ns == (0,) * 7
 
 
 def _changed(text: str, **values: Any) -> str:
@@ -66,21 +67,21 @@ def _changed(text: str, **values: Any) -> str:
     [
         {"post": -1},
         {"epoch": "7"},
-        {"timing": 3},
+        {"timing": 4},
         {"more": 1},
-        {"blocks": [[5, [[0, *[1] * 28]]]]},
-        {"blocks": [[5, [[0, 0, *[1] * 28]]]]},
-        {"blocks": [[5, [[0, 5, *[-1] * 28]]]]},
-        {"blocks": [[5, [[0, 5, *[1] * 27]]]]},
-        {"blocks": [[5, [[0, 5, *[1] * 30]]]]},
-        {"blocks": [[5, [[0, 5, *[1] * (28 + 3 * (MOST_GROUPS + 1))]]]]},
+        {"blocks": [[5, [[0, *[1] * 34]]]]},
+        {"blocks": [[5, [[0, 0, *[1] * 34]]]]},
+        {"blocks": [[5, [[0, 5, *[-1] * 34]]]]},
+        {"blocks": [[5, [[0, 5, *[1] * 33]]]]},
+        {"blocks": [[5, [[0, 5, *[1] * 36]]]]},
+        {"blocks": [[5, [[0, 5, *[1] * (34 + 3 * (MOST_GROUPS + 1))]]]]},
         {"blocks": [[5, []]] * (MOST_BLOCKS + 1)},
-        {"blocks": [[5, [[n, 5, *[1] * 28] for n in range(65)]]]},
+        {"blocks": [[5, [[n, 5, *[1] * 34] for n in range(65)]]]},
     ],
 )
 def test_a_node_that_says_anything_else_is_not_read(values: dict[str, Any]) -> None:
     assert node_steps_from_text(
-        _changed(node_steps_to_text(STEPS), blocks=[[5, [[0, 5, *[1] * 28]]]])
+        _changed(node_steps_to_text(STEPS), blocks=[[5, [[0, 5, *[1] * 34]]]])
     )
     with pytest.raises(ValueError):
         node_steps_from_text(_changed(node_steps_to_text(STEPS), **values))

@@ -141,6 +141,23 @@ def test_late_data_is_told_as_data(tmp_path: Path, started: list[Training]) -> N
     assert (slow_one.data["rank"], slow_one.data["section"]) == (0, "data")
 
 
+@pytest.mark.parametrize("section", ["forward", "backward", "update"])
+@pytest.mark.parametrize("group", [(), ("--foreign-group",)])
+def test_a_pass_and_an_update_are_sections_of_their_own(
+    tmp_path: Path, started: list[Training], section: str, group: tuple[str, ...]
+) -> None:
+    """In a step of three equal parts one of them takes three times as long on one rank."""
+    slow = ("--slow-rank", "1", "--slow-from", "180", "--section", section, "--factor", "3")
+    parts = [f"--{part}-ms=5" for part in ("forward", "backward", "update")]
+    given = ("--steps", "1200", "--compute-ms", "0", *parts, *slow, *group)
+    training = Training(tmp_path, 2, *given)
+    started.append(training)
+    slow_one = until(training.told_slow, "a word about the slow rank", 120)[0]
+    assert (slow_one.data["rank"], slow_one.data["section"]) == (1, section), slow_one.why
+    words = section if section == "update" else f"{section} pass"
+    assert f"its {words} takes" in slow_one.why
+
+
 def test_what_a_rank_waits_is_seen_as_waiting(tmp_path: Path, started: list[Training]) -> None:
     slow = ("--slow-rank", "1", "--slow-from", "0", "--factor", "3")
     training = Training(tmp_path, 2, "--steps", "400", "--compute-ms", "10", *slow)

@@ -41,8 +41,6 @@ _SINGLE = (
     "throttled_ns",
     "memory_stall_ns",
     "micro_batches",
-    "forward_ns",
-    "backward_ns",
 )
 _PLAIN = 4 * SECTIONS + len(_SINGLE)
 GROUP = len(GroupEntries._fields)

@@ -13,25 +13,32 @@ from typing import Literal, NamedTuple
 
 class Timing(IntEnum):
     """What a rank's time tells of what it computes. HOST: its thread computes. UNSEEN: a device
-    does, and nobody sees how long that takes it. DEVICE: a device does, and it is measured."""
+    does, and nobody sees how long that takes it. DEVICE: a device does, and it is measured. PASSES:
+    a device does, and nobody sees when it waits for others: of it only those passes tell something
+    in which it cannot have."""
 
     HOST = 0
     UNSEEN = 1
     DEVICE = 2
+    PASSES = 3
 
 
 class Section(IntEnum):
     """Where in a step a rank is. COMPUTE: forward, backward, and whatever else the body does. HOOK:
     inside keepstep. APART: what the program has announced to be no part of a step (an evaluation, a
-    checkpoint): nobody is judged by it."""
+    checkpoint): nobody is judged by it. FORWARD, BACKWARD: these passes where they are seen, which
+    are parts of COMPUTE: their time is in both."""
 
     DATA = 0
     COMPUTE = 1
     UPDATE = 2
     HOOK = 3
     APART = 4
+    FORWARD = 5
+    BACKWARD = 6
 
 
+PASSES = (Section.FORWARD, Section.BACKWARD)
 JUDGED = (Section.DATA, Section.COMPUTE, Section.UPDATE, Section.HOOK)
 NONE_NS = (0,) * len(Section)
 
@@ -59,8 +66,7 @@ class StepWork(NamedTuple):
     micro_batches: of those that ranks share, how many were this one's; 0: it shares none. ended_ns
     is CLOCK_MONOTONIC. device_ns: by section, the device's time but for what it waited for others,
     where that is measured. groups: of the collectives, those of the first `MOST_GROUPS` process
-    groups; what else was entered is only in the sum. forward_ns, backward_ns: of the body's own
-    time, what is known to be of these passes.
+    groups; what else was entered is only in the sum.
     """
 
     step: int
@@ -75,8 +81,6 @@ class StepWork(NamedTuple):
     micro_batches: int = 0
     device_ns: tuple[int, ...] = NONE_NS
     groups: tuple[GroupEntries, ...] = ()
-    forward_ns: int = 0
-    backward_ns: int = 0
 
 
 class FixedWork(NamedTuple):
@@ -112,8 +116,6 @@ class WorkBlock(NamedTuple):
     micro_batches: int = 0
     device_ns: tuple[int, ...] = NONE_NS
     groups: tuple[GroupEntries, ...] = ()
-    forward_ns: int = 0
-    backward_ns: int = 0
 
 
 def block_between(older: StepWork, newer: StepWork) -> WorkBlock:
@@ -129,8 +131,6 @@ def block_between(older: StepWork, newer: StepWork) -> WorkBlock:
         micro_batches=newer.micro_batches - older.micro_batches,
         device_ns=tuple(b - a for a, b in zip(older.device_ns, newer.device_ns, strict=True)),
         groups=_entered_between(older.groups, newer.groups),
-        forward_ns=newer.forward_ns - older.forward_ns,
-        backward_ns=newer.backward_ns - older.backward_ns,
     )
 
 
@@ -149,14 +149,12 @@ def _entered_between(
 
 
 SlowCause = Literal["compute", "data", "quota", "memory", "neighbour", "blocked"]
-BodyPass = Literal["", "forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
     """A rank has become slow. own_ns, peers_ns: of that section, a step; peers_ns is what it took
-    itself before, where there are none. excess_ns: a step, of all sections. body_pass: which one of
-    the body's takes longer; "": nobody knows, or both do."""
+    itself before, where there are none. excess_ns: a step, of all sections."""
 
     rank: int
     section: Section
@@ -169,4 +167,3 @@ class Slow:
     has_peers: bool
     is_standing: bool
     why: str
-    body_pass: BodyPass = ""

@@ -2,8 +2,9 @@
 
 DistributedDataParallel over gloo, one thread a rank, pinned to a processor of its own as far as
 there are enough. A step computes for about as long as it is told; from a step on, one rank does so
-many times the work in one section. Batches may differ in length, and may tell so. For tests and
-benchmarks of what notices that.
+many times the work in one section. What it computes lies in the body, beside the model's passes,
+or within one of them, or in the update. Batches may differ in length, and may tell so. For tests
+and benchmarks of what notices that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import keepstep
 
 SIDE = 192  # of the matrices a step multiplies: some tenths of a millisecond each
 TOKENS = 1024
-SECTIONS = ("compute", "data")
+SECTIONS = ("compute", "data", "forward", "backward", "update")
+VARIES = ("compute", "forward", "backward")  # with a batch's length
 
 
 def pinned(local_rank: int) -> int:
@@ -49,15 +51,43 @@ def products_a_ms(weight: torch.Tensor) -> float:
     return 400 / (1e3 * (time.thread_time() - began_s))
 
 
+class ExtraWork:
+    """What a section of a step multiplies for nothing, besides what it does anyway."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.weight = torch.randn(SIDE, SIDE) * 1.5 / SIDE**0.5  # neither dies out nor grows
+
+    def __call__(self, *_: object) -> None:
+        multiply(self.times, self.weight)
+
+
+class WorkingLayer(nn.Module):
+    """A layer that gives what it is given."""
+
+    def __init__(self, forward: ExtraWork, backward: ExtraWork) -> None:
+        super().__init__()
+        self._in_forward, self._in_backward = forward, backward
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self._in_forward()
+        output = given.view_as(given)
+        if output.requires_grad:
+            output.register_hook(self._in_backward)
+        return output
+
+
 def train(args: argparse.Namespace) -> None:
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(1)
     if args.pin:
         pinned(int(os.environ.get("LOCAL_RANK", "0")))
     torch.manual_seed(args.seed)
-    model: nn.Module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
+    works = {section: ExtraWork() for section in SECTIONS}
+    layer = WorkingLayer(works["forward"], works["backward"])
+    model: nn.Module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), layer, nn.Linear(128, 64))
     speed = torch.zeros(1)
-    weight = torch.randn(SIDE, SIDE) * 1.5 / SIDE**0.5  # so that it neither dies out nor grows
+    weight = works["compute"].weight
     if size > 1:
         if args.foreign_group:
             torch.distributed.init_process_group("gloo")
@@ -72,16 +102,19 @@ def train(args: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     job = keepstep.protect(model=model, optimizer=optimizer)
     lengths = random.Random(1000 * args.seed + rank)
-    usual = {"compute": args.compute_ms, "data": args.data_ms}
+    optimizer.register_step_pre_hook(works["update"])  # behind keepstep's: in the update
+    usual = {section: getattr(args, f"{section}_ms") for section in SECTIONS}
     products = {section: ms * float(speed) for section, ms in usual.items()}
     for step in job.steps(args.steps):
         is_slow = rank == args.slow_rank and args.slow_from <= step < args.slow_until
-        more = {s: args.factor if is_slow and s == args.section else 1.0 for s in SECTIONS}
-        multiply(round(products["data"] * more["data"]), weight)
+        length = lengths.uniform(args.shortest, 1.0)
+        for section, work in works.items():
+            times = products[section] * (args.factor if is_slow and section == args.section else 1)
+            work.times = round(times * (length if section in VARIES else 1))
+        works["data"]()
         with step:
-            length = lengths.uniform(args.shortest, 1.0)
             batch = torch.randn(max(1, int(32 * length)), 64)
-            multiply(round(products["compute"] * length * more["compute"]), weight)
+            works["compute"]()
             if is_slow and args.sleep_ms:
                 time.sleep(args.sleep_ms / 1e3)
             optimizer.zero_grad()
@@ -97,6 +130,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--seed", type=int, default=1)
     found.add_argument("--compute-ms", type=float, default=25.0)
     found.add_argument("--data-ms", type=float, default=1.0)
+    found.add_argument("--forward-ms", type=float, default=0.0)
+    found.add_argument("--backward-ms", type=float, default=0.0)
+    found.add_argument("--update-ms", type=float, default=0.0)
     found.add_argument("--slow-rank", type=int, default=-1)
     found.add_argument("--slow-from", type=int, default=200)
     found.add_argument("--slow-until", type=int, default=1 << 30)

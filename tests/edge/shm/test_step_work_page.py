@@ -56,7 +56,7 @@ GROUPS = st.lists(
 ).map(tuple)
 
 
-@given(st.builds(StepWork, *[COUNTS] * 3, *SUMS, GROUPS, COUNTS, COUNTS))
+@given(st.builds(StepWork, *[COUNTS] * 3, *SUMS, GROUPS))
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, written: StepWork
 ) -> None:
@@ -118,7 +118,7 @@ def test_another_life_begins_anew(path: Path, writer: StepWorkWriter) -> None:
 
 def test_what_is_no_such_page_is_refused(tmp_path: Path) -> None:
     (tmp_path / "work").write_bytes(b"KEEPBEAT" + bytes(4096))
-    with pytest.raises(ValueError, match="expected a step work page of format 5"):
+    with pytest.raises(ValueError, match="expected a step work page of format 6"):
         StepWorkReader(MEMORY, tmp_path / "work")
     with pytest.raises(OSError):
         StepWorkReader(MEMORY, tmp_path / "nothing")

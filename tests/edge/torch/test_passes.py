@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from keepstep.edge.torch.passes import watch_passes
@@ -29,6 +31,9 @@ class Heard:
 
     def backward_begun(self) -> None:
         self.told.append("backward")
+
+    def backward_ended(self) -> None:
+        self.told.append("done")
 
 
 class Gives(torch.nn.Module):
@@ -67,7 +72,7 @@ def test_both_passes_are_seen_whatever_the_module_gives(shape: Any) -> None:
         inner = output["more"] if isinstance(output, dict) else output
         output = next(one for one in inner if getattr(one, "requires_grad", False))
     output.sum().backward()
-    assert told == ["forward", "ended", "backward"]
+    assert told == ["forward", "ended", "backward", "done"]
 
 
 def test_a_step_of_micro_batches_is_forward_and_backward_by_turns() -> None:
@@ -75,7 +80,7 @@ def test_a_step_of_micro_batches_is_forward_and_backward_by_turns() -> None:
     told = watched(module)
     for _ in range(2):
         module(GIVEN)["loss"].backward()
-    assert told == ["forward", "ended", "backward"] * 2
+    assert told == ["forward", "ended", "backward", "done"] * 2
 
 
 def test_gradients_are_the_same_bits_and_the_graph_has_no_more_in_it() -> None:
@@ -103,7 +108,53 @@ def test_what_is_computed_again_within_the_backward_pass_is_a_part_of_it() -> No
     module = Gives()
     told = watched(module)
     checkpoint(module, GIVEN, use_reentrant=False).sum().backward()  # type: ignore[no-untyped-call]
+    assert told == ["forward", "ended", "backward", "done"]
+
+
+def test_a_graph_computed_again_inside_the_backward_pass_ends_no_pass() -> None:
+    """That one runs an engine within the engine."""
+    module = Gives(lambda t: checkpoint(torch.tanh, t, use_reentrant=True))  # type: ignore[no-untyped-call]
+    told = watched(module)
+    module(GIVEN.clone().requires_grad_()).sum().backward()
+    assert told == ["forward", "ended", "backward", "done"]
+
+
+def test_a_backward_pass_that_fails_begins_and_does_not_end() -> None:
+    def fails(gradient: torch.Tensor) -> None:
+        raise ValueError("in the program")
+
+    module = Gives()
+    told = watched(module)
+    module.layer.weight.register_hook(fails)
+    with pytest.raises(ValueError, match="in the program"):
+        module(GIVEN).sum().backward()
     assert told == ["forward", "ended", "backward"]
+
+
+def test_the_backward_pass_has_ended_when_data_parallel_waits_for_its_sums() -> None:
+    """Its wait lies in a callback of the engine's, too, which is asked for later."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        module = DistributedDataParallel(Gives(torch.nn.Identity()))
+        told = watched(module)
+        seen: list[list[str]] = []
+
+        def sums(_: Any, bucket: Any) -> Any:
+            late: Any = torch.futures.Future()
+
+            def comes() -> None:
+                seen.append(list(told))
+                late.set_result(bucket.buffer())
+
+            threading.Timer(0.2, comes).start()
+            return late
+
+        sums.__annotations__ = {}  # as texts they are not what torch expects
+        module.register_comm_hook(None, sums)
+        module(GIVEN).sum().backward()
+        assert seen == [["forward", "ended", "backward", "done"]]
+    finally:
+        dist.destroy_process_group()
 
 
 def test_copies_and_files_have_hooks_that_do_nothing() -> None:
@@ -125,7 +176,7 @@ def test_a_module_that_is_compiled_is_one_graph_as_before() -> None:
     assert told == []
     outside = watched(compiled)
     compiled(GIVEN).sum().backward()
-    assert outside in ([], ["forward", "ended", "backward"])
+    assert outside in ([], ["forward", "ended", "backward", "done"])
 
 
 def test_an_error_in_the_module_is_the_programs() -> None:

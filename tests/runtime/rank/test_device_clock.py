@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +23,7 @@ from keepstep.edge.torch.membership import Membership
 from keepstep.model.step_work import NONE_NS, Section, StepWork
 from keepstep.model.units import S_NS
 from keepstep.runtime.rank.device_clock import MOST_MARKS, DeviceClock
-from keepstep.runtime.rank.step_clock import StepClock
+from keepstep.runtime.rank.step_clock import NO_PASS, StepClock
 from tests.edge.torch.fake_device import FakeDevice, FakeNccl
 
 
@@ -122,6 +123,132 @@ def test_what_the_trainer_waits_in_a_collective_is_left_out() -> None:
     assert round(rank.clock.wait_ns / S_NS) == 200
 
 
+def test_passes_are_marked_on_the_device_wherever_their_gradients_are_computed() -> None:
+    rank = OnDevice()
+    host = rank.host
+    host.body_entered()
+    rank.computes(1)
+    for _ in range(2):
+        before = host.forward_begun()
+        rank.computes(10)
+        host.forward_ended(before)
+        rank.computes(2)
+        on_another(host.backward_begun)
+        rank.computes(20)
+        on_another(host.backward_ended)
+        rank.computes(3)  # as DistributedDataParallel waits for what it reduces
+    rank.ends(0)
+    body = 1 + 2 * (10 + 2 + 20 + 3)
+    told = {Section.COMPUTE: body, Section.FORWARD: 20, Section.BACKWARD: 40}
+    assert rank.told() == [told]
+
+
+def test_what_is_waited_in_a_pass_of_the_device_is_not_of_it() -> None:
+    rank = OnDevice()
+    rank.host.body_entered()
+    before = rank.host.forward_begun()
+    rank.computes(5)
+    rank.clock.waits(True)
+    rank.computes(100)
+    rank.clock.waits(False)
+    rank.computes(6)
+    rank.host.forward_ended(before)
+    rank.ends(0)
+    assert rank.told() == [{Section.COMPUTE: 11, Section.FORWARD: 11}]
+
+
+def on_another(act: Callable[[], None]) -> None:
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+
+class Foreign(OnDevice):
+    """With groups that are torch's own: waits are not seen, and collectives are counted."""
+
+    def __init__(self, knows: bool = True) -> None:
+        super().__init__()
+        self.entered = 7
+        self.host = StepClock(
+            *(lambda: 0, lambda: 0, lambda: 0, self.clock.step_ended),
+            sees_collectives=False,
+            device=self.clock,
+            entered=lambda: self.entered if knows else None,
+        )
+
+    def passes(self, forward: int, backward: int) -> None:
+        """Seconds; below 0, with a collective in it."""
+        for pass_, seconds in ((Section.FORWARD, forward), (Section.BACKWARD, backward)):
+            before = NO_PASS
+            if pass_ is Section.FORWARD:
+                before = self.host.forward_begun()
+            else:
+                self.host.backward_begun()
+            self.entered += seconds < 0
+            self.computes(abs(seconds))
+            if pass_ is Section.FORWARD:
+                self.host.forward_ended(before)
+            else:
+                self.host.backward_ended()
+
+    def updates(self) -> None:
+        self.host.enter(Section.HOOK)
+        self.host.enter(Section.UPDATE)
+        self.computes(4)
+        self.host.enter(Section.COMPUTE)
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "known"),
+    [
+        (10, 20, {Section.FORWARD: 10, Section.BACKWARD: 20}),
+        (10, -20, {Section.FORWARD: 10}),
+        (-10, 20, {}),  # its end may be waited for in the backward pass
+    ],
+)
+def test_where_waits_are_not_seen_a_pass_counts_without_a_collective_before_its_end(
+    forward: int, backward: int, known: dict[Section, int]
+) -> None:
+    rank = Foreign()
+    for step in range(2):
+        rank.host.body_entered()
+        rank.passes(forward, backward)
+        rank.entered += 3  # gradients are summed, and waited for
+        rank.updates()
+        rank.ends(step)
+    twice = {section: 2 * seconds for section, seconds in known.items()}
+    assert rank.told()[1] == {Section.COMPUTE: 60, Section.UPDATE: 8, **twice}
+
+
+def test_what_was_entered_in_an_update_may_be_waited_for_in_the_next_pass() -> None:
+    rank = Foreign()
+    rank.host.body_entered()
+    rank.passes(1, 1)
+    rank.host.enter(Section.UPDATE)
+    rank.entered += 1  # parameters are gathered
+    rank.host.enter(Section.COMPUTE)
+    rank.passes(10, 20)
+    rank.ends(0)
+    assert rank.told() == [{Section.COMPUTE: 32, Section.FORWARD: 1, Section.BACKWARD: 1}]
+
+
+def test_of_micro_batches_those_before_the_first_collective_count() -> None:
+    rank = Foreign()
+    rank.host.body_entered()
+    rank.passes(10, 20)  # no_sync
+    rank.passes(10, -20)
+    rank.ends(0)
+    assert rank.told() == [{Section.COMPUTE: 60, Section.FORWARD: 20, Section.BACKWARD: 20}]
+
+
+def test_where_nobody_counts_collectives_no_pass_is_known() -> None:
+    rank = Foreign(knows=False)
+    rank.host.body_entered()
+    rank.passes(10, 20)
+    rank.ends(0)
+    assert rank.told() == [{Section.COMPUTE: 30}]
+
+
 def test_another_thread_that_waits_does_not_stop_the_trainer_s_clock() -> None:
     rank = OnDevice()
     rank.host.body_entered()
@@ -163,6 +290,19 @@ def test_in_a_graph_s_capture_nothing_is_marked() -> None:
     rank.computes(3)
     rank.ends(0)
     assert rank.told() == [{Section.COMPUTE: 3}]
+
+
+def test_a_pass_whose_end_cannot_be_marked_is_not_known() -> None:
+    rank = OnDevice()
+    rank.host.body_entered()
+    before = rank.host.forward_begun()
+    rank.computes(5)
+    rank.device.is_capturing = True
+    rank.host.forward_ended(before)
+    rank.device.is_capturing = False
+    rank.computes(50)
+    rank.ends(0)
+    assert rank.told() == [{Section.COMPUTE: 55}]
 
 
 @pytest.mark.parametrize("what", ["make", "is_over", "between_ns"])

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.model.step_work import Section, StepWork
-from keepstep.runtime.rank.step_clock import StepClock
+from keepstep.model.step_work import PASSES, Section, StepWork
+from keepstep.runtime.rank.step_clock import NO_PASS, StepClock
 
 
 class Thread:
@@ -45,6 +45,11 @@ def end(thread: Thread, step: int = 0) -> StepWork:
 
 def own(work: StepWork) -> dict[Section, int]:
     return {section: work.own_ns[section] for section in Section if work.own_ns[section]}
+
+
+def added(times_ns: tuple[int, ...]) -> int:
+    """Of all sections; the passes are parts of the body."""
+    return sum(ns for section, ns in enumerate(times_ns) if section not in PASSES)
 
 
 def test_each_section_has_its_own_time() -> None:
@@ -136,9 +141,13 @@ ACTS = st.lists(
         st.tuples(st.just("computes"), st.integers(0, 99)),
         st.tuples(st.just("sleeps"), st.integers(0, 99)),
         st.tuples(st.just("is_ready"), st.integers(0, 99)),
-        st.tuples(st.just("enter"), st.sampled_from(Section)),
+        st.tuples(st.just("enter"), st.sampled_from([s for s in Section if s not in PASSES])),
+        st.tuples(st.just("forward_ended"), st.sampled_from([NO_PASS, int(Section.FORWARD)])),
         st.tuples(st.just("busy"), st.booleans()),
         st.tuples(st.sampled_from(["step_begun", "body_entered", "in_body", "end"]), st.none()),
+        st.tuples(
+            st.sampled_from(["forward_begun", "backward_begun", "backward_ended"]), st.none()
+        ),
     ),
     max_size=60,
 )
@@ -155,8 +164,10 @@ def test_own_time_and_waits_are_all_the_time(acts: list[tuple[str, object]], see
         else:
             getattr(thread.clock, name)(*(() if given_ is None else (given_,)))
     work = end(thread)
-    assert sum(work.own_ns) + work.wait_ns == thread.wall_ns - 1000
-    assert sum(work.cpu_ns) == thread.cpu_ns - 1000
+    assert added(work.own_ns) + work.wait_ns == thread.wall_ns - 1000
+    assert added(work.cpu_ns) == thread.cpu_ns - 1000
+    for times_ns in (work.own_ns, work.cpu_ns, work.delay_ns):
+        assert sum(times_ns[one] for one in PASSES) <= times_ns[Section.COMPUTE]
     assert min(*work.own_ns, *work.cpu_ns, work.wait_ns) >= 0
     sums = [(*w.own_ns, *w.cpu_ns, *w.delay_ns, w.wait_ns) for w in thread.written]
     assert all(a <= b for old, new in pairwise(sums) for a, b in zip(old, new, strict=True))
@@ -178,12 +189,56 @@ def test_forward_and_backward_pass_are_told_apart_where_they_are_seen() -> None:
         thread.computes(3)  # a loss
         clock.backward_begun()
         thread.computes(30)
+        clock.backward_begun()  # it goes through another protected module, too
+        thread.computes(4)
+        clock.backward_ended()
+        clock.backward_ended()
+        thread.computes(1)  # clipping
     clock.enter(Section.UPDATE)
     clock.backward_begun()
     thread.computes(50)
     work = end(thread)
-    assert own(work) == {Section.COMPUTE: 1 + 2 * 50, Section.UPDATE: 50}
-    assert (work.forward_ns, work.backward_ns) == (2 * 17, 2 * 30)
+    assert own(work) == {
+        Section.COMPUTE: 1 + 2 * 55,
+        Section.UPDATE: 50,
+        Section.FORWARD: 2 * 17,
+        Section.BACKWARD: 2 * 34,
+    }
+    assert work.cpu_ns[Section.FORWARD] == 2 * 17
+
+
+def test_what_is_waited_within_a_pass_is_not_of_it() -> None:
+    thread = Thread()
+    thread.clock.body_entered()
+    thread.clock.forward_begun()
+    thread.computes(10)
+    thread.clock.busy(True)
+    thread.sleeps(100)
+    thread.is_ready(3)
+    thread.clock.busy(False)
+    thread.clock.forward_ended(NO_PASS)
+    work = end(thread)
+    assert own(work) == {Section.COMPUTE: 13, Section.FORWARD: 13} and work.wait_ns == 100
+    assert work.delay_ns[Section.FORWARD] == 3
+
+
+def test_a_backward_pass_within_a_forward_one_is_followed_by_what_is_left_of_that() -> None:
+    thread = Thread()
+    clock = thread.clock
+    clock.body_entered()
+    before = clock.forward_begun()
+    thread.computes(10)
+    clock.backward_begun()
+    thread.computes(20)
+    clock.backward_ended()
+    thread.computes(5)
+    clock.forward_ended(before)
+    clock.backward_begun()  # one that fails
+    thread.computes(7)
+    clock.forward_begun()
+    thread.computes(3)
+    work = end(thread)
+    assert own(work) == {Section.COMPUTE: 45, Section.FORWARD: 18, Section.BACKWARD: 27}
 
 
 def test_a_pass_is_over_where_the_trainer_is_elsewhere() -> None:
@@ -199,7 +254,8 @@ def test_a_pass_is_over_where_the_trainer_is_elsewhere() -> None:
     clock.backward_begun()
     thread.computes(100)
     work = end(thread)
-    assert (work.forward_ns, work.backward_ns, work.own_ns[Section.COMPUTE]) == (4, 0, 10)
+    assert own(work) == {Section.COMPUTE: 10, Section.APART: 100, Section.FORWARD: 4}
     clock.backward_begun()
     thread.computes(9)
-    assert end(thread, 1).backward_ns == 0, "between two steps"
+    clock.backward_ended()
+    assert Section.BACKWARD not in own(end(thread, 1)), "between two steps"

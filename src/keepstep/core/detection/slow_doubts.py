@@ -33,7 +33,8 @@ def standing_doubts(
         both = f", and {alone}, so that neither is" if alone else ""
         found["device"] = (
             "whether a rank computes slowly cannot be told: on a device only data loading is "
-            f"judged where groups are not keepstep's, or not all ranks measure their device{both}"
+            "judged (of four ranks or more, passes without a collective, too) where groups are not "
+            f"keepstep's, or not all ranks measure their device{both}"
         )
     elif alone and has_peers:
         found["alone"] = (

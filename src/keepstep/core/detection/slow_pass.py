@@ -1,31 +1,56 @@
-"""Slow pass: which pass of a step's body takes longer, the forward or the backward one.
+"""Slow pass: whether it is a pass of a step's body that takes longer, the forward or the backward
+one, or the body as a whole.
 
-Comes in: blocks of a rank that is slow in what its body does, and those that they are compared
-with. Goes out: the pass that has grown, where one alone explains it. What of the body is neither
-(a loss, a module that is not protected) is in none of the two.
+Comes in: what a step's body takes, and its passes, in blocks of a rank that is slow in it and in
+those that they are compared with. Goes out: the section to name. On a slower processor everything
+takes longer, and the larger pass most of that: so a pass is named only where it has grown beyond
+what else the body does, by more than noise makes of so many blocks. What of the body is neither
+pass (a loss, a module that is not protected) is in the whole alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import log, sqrt
 
-from keepstep.core.detection.drift import median
-from keepstep.model.step_work import BodyPass, WorkBlock
+from keepstep.core.detection.drift import LEAST_NOISE, median
+from keepstep.model.step_work import PASSES, Section
 
+BodyTimes = Mapping[Section, float]  # of the body, and of its passes, a step
 EXPLAINS = 0.7  # of what the body takes more
+KEEPS_PACE = 0.5  # of how much more the pass takes, as a share
+ALMOST_ALL = 0.9  # of the body: there is nothing else in it to compare with
+ERRORS = 3.0  # standard ones, of medians, by which a pass outgrows the rest
+OF_MEDIAN = 1.25  # how much larger its standard error is than a mean's
 
 
-def slow_pass(now: Sequence[WorkBlock], before: Sequence[WorkBlock], excess_ns: float) -> BodyPass:
-    """excess_ns: of the body, a step."""
-    forward_ns = _middle(now, "forward_ns") - _middle(before, "forward_ns")
-    backward_ns = _middle(now, "backward_ns") - _middle(before, "backward_ns")
-    if forward_ns >= EXPLAINS * max(excess_ns, forward_ns + backward_ns) > 0:
-        return "forward"
-    if backward_ns >= EXPLAINS * max(excess_ns, forward_ns + backward_ns) > 0:
-        return "backward"
-    return ""
+def slow_part(now: Sequence[BodyTimes], before: Sequence[BodyTimes]) -> Section:
+    """Block by block."""
+    body = Section.COMPUTE
+    now_ns, before_ns = ({s: median(b[s] for b in of) for s in of[0]} for of in (now, before))
+    more = {section: now_ns[section] - before_ns[section] for section in (body, *PASSES)}
+    part = max(PASSES, key=lambda section: more[section])
+    all_more = max(more[body], sum(more[section] for section in PASSES))
+    if before_ns[part] <= 0 or more[part] <= 0 or more[part] < EXPLAINS * all_more:
+        return body
+    if before_ns[part] >= ALMOST_ALL * before_ns[body]:
+        return part
+    rest_ns = before_ns[body] - before_ns[part]
+    pace = more[part] / before_ns[part]
+    if more[body] - more[part] > KEEPS_PACE * pace * rest_ns:
+        return body
+    return part if _outgrows(part, now, before) else body
 
 
-def _middle(blocks: Sequence[WorkBlock], of: str) -> float:
-    """A step."""
-    return median([getattr(block, of) / block.steps for block in blocks])
+def _outgrows(part: Section, now: Sequence[BodyTimes], before: Sequence[BodyTimes]) -> bool:
+    """The pass the rest of the body."""
+    grown, usual = ([_to_rest(block, part) for block in of] for of in (now, before))
+    middle = median(usual)
+    noise = max(LEAST_NOISE, 1.4826 * median(abs(one - middle) for one in usual))
+    error = OF_MEDIAN * noise * sqrt(1 / len(grown) + 1 / len(usual))
+    return median(grown) - middle > ERRORS * error
+
+
+def _to_rest(block: BodyTimes, part: Section) -> float:
+    """As a logarithm."""
+    return log((1.0 + block[part]) / (1.0 + max(0.0, block[Section.COMPUTE] - block[part])))

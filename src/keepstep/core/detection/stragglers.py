@@ -16,13 +16,19 @@ A section's time is watched without what the rank was ready to run and did not, 
 the processor: on a busy machine that is most of it, and noise. What it is with that, all sections
 together, is told only of a rank that is hindered. Processor time alone is watched, too. Where a
 program tells its tokens, all of these are watched by the token as well, and of the two the quieter
-one counts.
+one counts; the passes are by the token alone.
 Where ranks share a step's micro-batches, who is slow has fewer: what its passes take is multiplied
 to be that of equally many.
 
+The forward and the backward pass are watched by themselves, too, where they are seen in all ranks:
+each by its share of a step, as every section. What alarms is named by what has grown
+(`slow_pass.py`): a pass, or the body of the step as a whole.
+
 Where ranks compute on a device and that is measured, its time takes the place of the thread's: what
 the device did is then both a section's time and its processor's, in forward and backward pass and
-update; elsewhere the device stands still, for want of orders.
+update; elsewhere the device stands still, for want of orders. A device may wait for others and
+nobody sees it: so a section counts there only where the whole step has become longer beside others'
+(`whole_step.py`).
 
 Where ranks have no peers here, a rank is measured against its own past alone. That is told only
 where the kernel counts what hinders it: else a program that has more to do looks the same.
@@ -43,25 +49,28 @@ from keepstep.core.detection.drift import (
     VERIFIED_BLOCKS,
     Drift,
     DriftPoint,
+    Rise,
     median,
 )
 from keepstep.core.detection.leave_one_out import OthersMedian
 from keepstep.core.detection.slow_cause import cause_of
 from keepstep.core.detection.slow_doubts import Doubt, of_noise, standing_doubts
-from keepstep.core.detection.slow_pass import slow_pass
+from keepstep.core.detection.slow_pass import slow_part
 from keepstep.core.detection.standing_excess import StandingExcess, beyond
+from keepstep.core.detection.whole_step import whole_ratio
 from keepstep.core.detection.work_measures import (
+    BODY,
     all_free_ns,
     all_own_ns,
     free_ns_of,
-    of_device,
     own_ns_of,
     processor_ns,
     scaled,
+    timed,
     with_share,
 )
 from keepstep.core.detection.work_peers import peers_of
-from keepstep.model.step_work import JUDGED, Section, Slow, SlowCause, Timing, WorkBlock
+from keepstep.model.step_work import JUDGED, PASSES, Section, Slow, SlowCause, Timing, WorkBlock
 from keepstep.model.units import human_ns
 
 BLOCK_STEPS = 5
@@ -69,10 +78,16 @@ BLOCK_STEPS = 5
 # the rank's own past; and what is taken by the token
 COMPUTE, PROCESSOR, ALL, PAST, BY_TOKEN = "compute", "processor", "all", "past", "/token"
 WITH_DELAY = (ALL, PAST)
+PASS_NAMES = tuple(section.name.lower() for section in PASSES)
+BY_WORK = (COMPUTE, PROCESSOR, ALL, *PASS_NAMES)
 LEAST_EXCESS = log(1.06)  # of a step
 LEAST_OWN_EXCESS = log(1.15)  # against its past alone
 STANDING_EXCESS = log(1.25)  # against its peers alone, from the beginning on
+# Where a wait may go unseen (of messages from rank to rank, in a pass): who wait are then the most,
+# and each is compared with the others of them.
+LEAST_RANKS_UNSEEN = 4
 LEAST_EXCESS_NS = 200_000  # a step
+WHOLE_SHARE = 0.5  # of a section's excess on a device, that the whole step must have
 OWN_SHARE = 0.3  # of the excess over its peers, that it needs more than it did itself
 OVER_BLOCKS = 8
 
@@ -98,6 +113,8 @@ SECTION_WORDS = {
     Section.COMPUTE: "forward and backward pass",
     Section.UPDATE: "update",
     Section.HOOK: "time in keepstep",
+    Section.FORWARD: "forward pass",
+    Section.BACKWARD: "backward pass",
 }
 
 
@@ -150,12 +167,17 @@ class Stragglers:
         self,
         judged: Sequence[Section] = JUDGED,
         counts_processor: bool = True,
-        is_on_device: bool = False,
+        timing: Timing = Timing.HOST,
+        passes: Sequence[Section] = PASSES,
     ) -> None:
-        """is_on_device: it is the devices' time that is judged."""
-        self._judged = tuple(judged)
+        """timing: of all these ranks. passes: of them, those that are watched where they are
+        seen."""
+        self._judged, self._passes = tuple(judged), tuple(passes)
+        sees_body = Section.COMPUTE in self._judged
+        self._summed = self._judged if sees_body else self._judged + self._passes
         self._counts_processor = counts_processor
-        self._is_on_device = is_on_device
+        self._timing = timing
+        self._is_on_device = timing in (Timing.DEVICE, Timing.PASSES)
         self._channels: dict[tuple[int, str], Drift] = {}
         self._facts: dict[int, deque[WorkBlock]] = {}
         self._spells: dict[int, _Spell] = {}
@@ -205,9 +227,7 @@ class Stragglers:
     def add(self, blocks: Mapping[int, WorkBlock], end_step: int) -> list[Slow | SlowOver]:
         """One block of each rank, all of the same steps, the last of them `end_step`. Who has
         become slow, and who is no more."""
-        if self._is_on_device:
-            blocks = {rank: of_device(block) for rank, block in blocks.items()}
-        blocks = self._evened(blocks)
+        blocks = self._evened({rank: timed(block, self._timing) for rank, block in blocks.items()})
         steps = next(iter(blocks.values())).steps
         before_step = end_step - steps
         if self._blocks == 0:
@@ -264,17 +284,22 @@ class Stragglers:
 
     def _needs(self, blocks: Mapping[int, WorkBlock]) -> dict[str, dict[int, float]]:
         """By channel, what each rank needs, nanoseconds a step."""
+        may_tell = self._timing is not Timing.PASSES or len(blocks) >= LEAST_RANKS_UNSEEN
+        passes = self._passes if may_tell else ()
+        seen = [p for p in passes if all(b.own_ns[p] > 0 for b in blocks.values())]
         found = {
             section.name.lower(): {r: free_ns_of(b, section) for r, b in blocks.items()}
-            for section in self._judged
+            for section in (*self._judged, *seen)
         }
         if self._counts_processor:
             found[PROCESSOR] = {r: processor_ns(b) for r, b in blocks.items()}
             found[ALL] = {r: all_own_ns(b) for r, b in blocks.items()}
         scales = self._scales(blocks)
-        for name in (COMPUTE, PROCESSOR, ALL) if scales else ():
+        for name in BY_WORK if scales else ():
             if name in found:
                 found[name + BY_TOKEN] = {r: ns * scales[r] for r, ns in found[name].items()}
+                if name in PASS_NAMES:  # of these one measure each: the body has both
+                    del found[name]
         return found
 
     def _fast(self, blocks: Mapping[int, WorkBlock]) -> frozenset[int]:
@@ -365,9 +390,23 @@ class Stragglers:
         expected_ns = (exp(rise.excess) - 1) * median(self._basis(b, name) for b in before)
         if rise.own_excess_ns < OWN_SHARE * expected_ns:
             return None  # its peers have become faster
+        if not self._grows_as_a_whole(rank, name, rise):
+            return None  # it waits for others, unseen
         slow = self._described(rank, name, now, before, rise.onset_step, rise.excess)
         is_told = _is_of_section(name) or slow.cause in HINDERED
         return slow if is_told else None
+
+    def _grows_as_a_whole(self, rank: int, name: str, rise: Rise) -> bool:
+        """Asked of a device that may wait unseen, and of a section."""
+        if self._timing is not Timing.DEVICE or not _is_of_section(name):
+            return True
+        others = {r for r in self._facts if r != rank and not self._is_slow_itself(r)}
+        others = others or self._facts.keys() - {rank}
+        mine = self._comparable_facts(rank, name)
+        theirs = [self._comparable_facts(r, name) for r in others]
+        now = whole_ratio(mine[-rise.blocks :], [one[-rise.blocks :] for one in theirs])
+        before = whole_ratio(mine[: -rise.blocks], [one[: -rise.blocks] for one in theirs])
+        return now - before >= WHOLE_SHARE * rise.excess
 
     def _comparable_facts(self, rank: int, name: str) -> list[WorkBlock]:
         """A rank's last blocks, as if of equally many tokens where the channel takes them so."""
@@ -415,7 +454,11 @@ class Stragglers:
                 continue
             now = self._comparable_facts(rank, name)
             others = self._peers_now()[rank] - {rank}
-            before = [block for r in others for block in self._comparable_facts(r, name)]
+            theirs = [self._comparable_facts(r, name) for r in others]
+            may_wait = self._timing is Timing.DEVICE and _is_of_section(name)
+            if may_wait and whole_ratio(now, theirs) < WHOLE_SHARE * beside.peers:
+                continue
+            before = [block for blocks in theirs for block in blocks]
             slow = self._described(
                 rank, name, now, before, self._first_step, beside.peers, is_standing=True
             )
@@ -449,38 +492,38 @@ class Stragglers:
         """before: its own blocks, or its peers' where it has been slow from the beginning."""
         needs = free_ns_of if _is_of_section(name) else own_ns_of
         now = now[-max(VERIFIED_BLOCKS, len(now) // 2) :]  # noise lets onsets seem too early
-        more = {
-            section: median([needs(b, section) for b in now])
-            - median([needs(b, section) for b in before])
-            for section in self._judged
-        }
+        sections = {*self._judged, *self._passes}
+        now_ns = {s: median([needs(b, s) for b in now]) for s in sections}
+        before_ns = {s: median([needs(b, s) for b in before]) for s in sections}
+        more = {s: now_ns[s] - before_ns[s] for s in self._summed}
         section = max(more, key=lambda s: more[s])
         plain = name.removesuffix(BY_TOKEN)
         if plain not in (PROCESSOR, *WITH_DELAY):
             section = Section[plain.upper()]
         elif plain == PROCESSOR and more[section] < LEAST_EXCESS_NS:
             section = Section.COMPUTE
+        if section in BODY and sections.issuperset(BODY):
+            bodies = ([{s: needs(b, s) for s in BODY} for b in of] for of in (now, before))
+            section = slow_part(*bodies)
         excess_ns = max(0.0, sum(more.values()))
         cause = cause_of(section, excess_ns, now, before, needs, self._is_on_device)
         fast = {r for r in self._facts if r != rank and not self._is_slow_itself(r)}
         others = sorted(fast & self._peers_now().get(rank, fast) or fast)
         peers = [b for r in others for b in self._comparable_facts(r, name)[-len(now) :]]
         has_peers = bool(peers) and name != PAST
-        own_ns = median([needs(b, section) for b in now])
         peers_ns = median([needs(b, section) for b in (peers if has_peers else before)])
         slow = Slow(
             rank=rank,
             section=section,
             cause=cause,
             since_step=onset_step,
-            own_ns=int(own_ns),
+            own_ns=int(now_ns[section]),
             peers_ns=int(peers_ns),
             excess_ns=int(excess_ns),
             excess_ratio=exp(excess) - 1,
             has_peers=has_peers,
             is_standing=is_standing,
             why="",
-            body_pass=slow_pass(now, before, more[section]) if section is Section.COMPUTE else "",
         )
         return with_words(slow)
 
@@ -517,11 +560,10 @@ def with_words(slow: Slow) -> Slow:
     against = "its peers" if slow.has_peers else "before"
     since = "from the beginning" if slow.is_standing else f"since step {slow.since_step}"
     waits = ", for which all others wait" if slow.has_peers else ""
-    which = f"; it is the {slow.body_pass} pass that takes longer" if slow.body_pass else ""
     why = (
         f"rank {slow.rank} is slow {since}: its {SECTION_WORDS[slow.section]} takes "
         f"{human_ns(slow.own_ns)} a step, {against} {human_ns(slow.peers_ns)} ({share} more"
-        f"{waits}): {MEANINGS[slow.cause]}{which}"
+        f"{waits}): {MEANINGS[slow.cause]}"
     )
     return replace(slow, why=why)
 
@@ -534,8 +576,10 @@ def _is_of_section(name: str) -> bool:
 def judge_of(timing: Timing) -> Stragglers:
     """Of ranks whose time tells that of what they compute."""
     if timing is Timing.UNSEEN:
-        return Stragglers((Section.DATA,), counts_processor=False)
-    return Stragglers(is_on_device=timing is Timing.DEVICE)
+        return Stragglers((Section.DATA,), counts_processor=False, passes=())
+    if timing is Timing.PASSES:
+        return Stragglers((Section.DATA,), counts_processor=False, timing=timing)
+    return Stragglers(timing=timing)
 
 
 def common_timing(timings: Collection[Timing]) -> Timing:

@@ -6,14 +6,23 @@ ranks are judged by; or the block as if it had been of other work, or a device's
 
 from __future__ import annotations
 
-from keepstep.model.step_work import JUDGED, Section, WorkBlock
+from keepstep.model.step_work import JUDGED, PASSES, Section, Timing, WorkBlock
+
+BODY = (Section.COMPUTE, *PASSES)
 
 
-def of_device(block: WorkBlock) -> WorkBlock:
-    """With what the device did in place of what the thread did."""
-    works = (Section.COMPUTE, Section.UPDATE)
+def timed(block: WorkBlock, timing: Timing) -> WorkBlock:
+    """With what the device did in place of what the thread did, where that is measured. Where it is
+    not seen when a device waits, its data is the thread's: the rest of the step is as long as the
+    slowest rank's, and tells how long that is."""
+    if timing not in (Timing.DEVICE, Timing.PASSES):
+        return block
+    own_ns = block.device_ns
+    if timing is Timing.PASSES:
+        own_ns = block.own_ns[: Section.DATA + 1] + own_ns[Section.DATA + 1 :]
+    works = (*BODY, Section.UPDATE)
     used = tuple(ns if section in works else 0 for section, ns in enumerate(block.device_ns))
-    return block._replace(own_ns=block.device_ns, cpu_ns=used, forward_ns=0, backward_ns=0)
+    return block._replace(own_ns=own_ns, cpu_ns=used)
 
 
 def own_ns_of(block: WorkBlock, section: Section) -> float:
@@ -46,8 +55,7 @@ def with_share(block: WorkBlock, scale: float) -> WorkBlock:
 
     def passes(times_ns: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(
-            int(ns * scale) if section == Section.COMPUTE else ns
-            for section, ns in enumerate(times_ns)
+            int(ns * scale) if section in BODY else ns for section, ns in enumerate(times_ns)
         )
 
     return block._replace(
@@ -55,8 +63,6 @@ def with_share(block: WorkBlock, scale: float) -> WorkBlock:
         cpu_ns=passes(block.cpu_ns),
         delay_ns=passes(block.delay_ns),
         tokens=int(block.tokens * scale),
-        forward_ns=int(block.forward_ns * scale),
-        backward_ns=int(block.backward_ns * scale),
     )
 
 
@@ -65,8 +71,6 @@ def scaled(block: WorkBlock, scale: float) -> WorkBlock:
         own_ns=tuple(int(ns * scale) for ns in block.own_ns),
         cpu_ns=tuple(int(ns * scale) for ns in block.cpu_ns),
         delay_ns=tuple(int(ns * scale) for ns in block.delay_ns),
-        forward_ns=int(block.forward_ns * scale),
-        backward_ns=int(block.backward_ns * scale),
     )
 
 

@@ -7,10 +7,9 @@ anybody reads.
 
     0     8 bytes `KEEPWORK`, u32 format, u32 records in the ring, u32 timing
     64    u64 records ever written
-    128   records: i64 step, i64 epoch, i64 ended; by section 5 i64 own time, 5 i64 processor time
-          and 5 i64 delay; i64 wait, i64 collectives, i64 tokens, i64 micro-batches; by section 5
-          i64 device time; of 8 process groups i64 number (0: none), i64 collectives, i64 messages;
-          i64 forward and i64 backward pass
+    128   records: i64 step, i64 epoch, i64 ended; by section 7 i64 own time, 7 i64 processor time
+          and 7 i64 delay; i64 wait, i64 collectives, i64 tokens, i64 micro-batches; by section 7
+          i64 device time; of 8 process groups i64 number (0: none), i64 collectives, i64 messages
 
 Invariant: a record that is found has the step it was asked for; one that was overwritten meanwhile
 reads as nothing.
@@ -25,13 +24,13 @@ from keepstep.edge.shm.slot import rank_dir
 from keepstep.model.step_work import MOST_GROUPS, GroupEntries, Section, StepWork, Timing
 from keepstep.ports import Memory
 
-MAGIC, FORMAT = b"KEEPWORK", 5
+MAGIC, FORMAT = b"KEEPWORK", 6
 RECORDS = 1024
 SECTIONS = len(Section)
 _HEAD = struct.Struct("<8sIII")
 _WRITTEN = struct.Struct("<Q")
 GROUP = len(GroupEntries._fields)
-_RECORD = struct.Struct(f"<{3 + 4 * SECTIONS + 4 + MOST_GROUPS * GROUP + 2}q")
+_RECORD = struct.Struct(f"<{3 + 4 * SECTIONS + 4 + MOST_GROUPS * GROUP}q")
 _NO_GROUP = (0,) * GROUP
 _WRITTEN_AT, _RING_AT = 64, 128
 _SPARE = 8  # what is about to be overwritten is not worth a race
@@ -65,8 +64,7 @@ class StepWorkWriter:
         entered = [number for entries in work.groups for number in entries]
         entered += _NO_GROUP * (MOST_GROUPS - len(work.groups))
         measured = *by_section, work.wait_ns, *counts, *work.device_ns
-        passes = work.forward_ns, work.backward_ns
-        _RECORD.pack_into(self._view, at, *work[:3], *measured, *entered, *passes)
+        _RECORD.pack_into(self._view, at, *work[:3], *measured, *entered)
         self._written += 1
         _WRITTEN.pack_into(self._view, _WRITTEN_AT, self._written)
 
@@ -135,13 +133,13 @@ class StepWorkReader:
         own, cpu, delay, rest = (3 + count * SECTIONS for count in range(4))
         sections = values[own:cpu], values[cpu:delay], values[rest], values[delay:rest]
         counts, device = values[rest + 1 : rest + 4], values[rest + 4 : rest + 4 + SECTIONS]
-        entered, passes = values[rest + 4 + SECTIONS : -2], values[-2:]
+        entered = values[rest + 4 + SECTIONS :]
         groups = tuple(
             GroupEntries(*entered[at : at + GROUP])
             for at in range(0, len(entered), GROUP)
             if entered[at]
         )
-        return StepWork._make((*values[:3], *sections, *counts, device, groups, *passes))
+        return StepWork._make((*values[:3], *sections, *counts, device, groups))
 
     def close(self) -> None:
         self._region.close()

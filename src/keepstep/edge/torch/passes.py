@@ -1,8 +1,10 @@
-"""Passes: when a protected module's forward pass begins and ends, and when the backward pass that
-goes back through it begins.
+"""Passes: when a protected module's forward pass begins and ends, and the backward pass that goes
+back through it.
 
 Torch's hooks on the module itself, none on its parts, and one on the first tensor of what it gives
-that needs a gradient: what it costs does not grow with the number of modules or tensors. Hooks that
+that needs a gradient: what it costs does not grow with the number of modules or tensors. The end is
+a callback of the autograd engine's, which runs before those that are asked for later in the same
+pass: so before DistributedDataParallel's, which waits for what it reduces. Hooks that
 torch calls a full backward's would put a function of theirs into the program's graph; these change
 nothing in it. Within what is compiled nothing is seen, and what is computed again within a backward
 pass (checkpointed activations) is a part of that one. Decides nothing.
@@ -33,6 +35,8 @@ class HearsPasses(Protocol):
     def forward_ended(self, before: int) -> None: ...
 
     def backward_begun(self) -> None: ...
+
+    def backward_ended(self) -> None: ...
 
 
 def watch_passes(objects: Iterable[Any], told: HearsPasses) -> list[RemovableHandle]:
@@ -67,7 +71,11 @@ class _Passes:
             tensor.register_hook(self._backward)
 
     def _backward(self, _: torch.Tensor) -> None:
+        if torch.compiler.is_compiling():
+            return
         self._told.backward_begun()
+        with suppress(RuntimeError):  # else it ends with whatever comes next
+            torch.autograd.Variable._execution_engine.queue_callback(self._told.backward_ended)
 
 
 class _Begins:

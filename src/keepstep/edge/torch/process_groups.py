@@ -30,6 +30,7 @@ from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.ports import Executor
 
 MEET_WITHIN_S = 60.0
+MOST_ASKED = 16  # groups, some microseconds together
 
 
 class TorchGroups:
@@ -176,6 +177,24 @@ def all_groups_are_ours() -> bool:
 
     groups = distributed.distributed_c10d._world.pg_map
     return all(isinstance(group, TorchGroup) for group in groups)
+
+
+def entered_collectives() -> int | None:
+    """How many this process has entered, all groups together, as torch counts them; messages from
+    rank to rank are not among them. None: of some group nobody counts, or there are too many groups
+    to ask."""
+    distributed = process_group()
+    groups = [] if distributed is None else list(distributed.distributed_c10d._world.pg_map)
+    if len(groups) > MOST_ASKED:
+        return None
+    total = 0
+    for group in groups:
+        try:
+            backends = {id(b): b for b in map(group._get_backend, group._device_types)}
+            total += sum(one._get_sequence_number_for_group() for one in backends.values())
+        except RuntimeError:
+            return None
+    return total
 
 
 def uses_device() -> bool:

@@ -417,7 +417,6 @@ class SlowRanks:
             rank=slow.rank,
             section=slow.section.name.lower(),
             cause=slow.cause,
-            body_pass=slow.body_pass,
             since_step=slow.since_step,
             told_step=now_step,
             own_ns=slow.own_ns,

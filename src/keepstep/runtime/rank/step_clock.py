@@ -10,10 +10,16 @@ collectives, as DistributedDataParallel does, is not taken for one that waits, a
 to tell who waited for whom. Where collectives are not seen, one may always be under way, but for
 between two steps and in a loader.
 
+Within the body a forward and a backward pass may be seen: their time is counted by itself besides.
+On a device that may wait for others unseen, a pass is one only if no collective can have been
+waited for in it: if none was entered from the beginning of the update before it until its end. What
+has been entered before an update was waited for there.
+
 Marks are made by the trainer's thread, and where collectives begin and end by any other: a few
 microseconds each, a dozen a step, however many tensors there are. Decides nothing.
 
-Invariant: the sections' own time and the waits add up to the wall time since the clock began.
+Invariant: the own time of all sections but the passes, and the waits, add up to the wall time since
+the clock began.
 """
 
 from __future__ import annotations
@@ -26,14 +32,16 @@ from keepstep.model.step_work import GroupEntries, Section, StepWork
 
 SECTIONS = len(Section)
 UNTOLD = SECTIONS  # between a step's beginning and its body, if it has one
-NO_PASS, FORWARD, BACKWARD = range(3)  # of a body
+NO_PASS = -1  # beside the two that are sections
 _ALONE = (Section.DATA, UNTOLD)  # where no collective is expected that is not seen
 
 
 class FollowsSections(Protocol):
     """A clock of what is only ordered here."""
 
-    def enter(self, section: int) -> None: ...
+    def enter(self, section: int, part: int = NO_PASS) -> None: ...
+
+    def disown(self, part: int) -> None: ...
 
     def settle(self, section: int) -> None: ...
 
@@ -49,10 +57,13 @@ class StepClock:
         write: Callable[[StepWork], None],
         sees_collectives: bool = True,
         device: FollowsSections | None = None,
+        entered: Callable[[], int | None] | None = None,
     ) -> None:
         """cpu_ns, delay_ns: the trainer thread's, asked from any thread. sees_collectives: `busy`
-        is told of all of them. device: hears where the trainer is, too."""
+        is told of all of them. device: hears where the trainer is, too. entered: where that one
+        waits unseen, how many collectives were entered by now, if anybody knows."""
         self._device = device
+        self._entered, self._entered_at_update = entered, None if entered is None else entered()
         self._wall_ns, self._cpu_ns, self._delay_ns = wall_ns, cpu_ns, delay_ns
         self._write = write
         self._lock = threading.RLock()  # a collective may end wherever an object is freed
@@ -60,8 +71,7 @@ class StepClock:
         self._own = [0] * (SECTIONS + 1)
         self._cpu = [0] * (SECTIONS + 1)
         self._wait = 0
-        self._pass = NO_PASS
-        self._passes = [0, 0, 0]
+        self._pass = self._around_backward = NO_PASS
         self._is_busy = False
         self._sees_collectives = sees_collectives
         self._tokens = self._micro_batches = 0
@@ -78,12 +88,20 @@ class StepClock:
             self._is_busy = is_busy
 
     def backward_begun(self) -> None:
-        """Gradients of what a forward pass gave are computed: until the next one begins, or the
-        trainer is somewhere else."""
+        """Gradients of what a forward pass gave are computed: until that ends, the next one begins,
+        or the trainer is somewhere else."""
         with self._lock:
             self._mark()
-            if self._section == Section.COMPUTE:
-                self._pass = BACKWARD
+            if self._section == Section.COMPUTE and self._pass != Section.BACKWARD:
+                self._around_backward = self._pass
+                self._go_on_in(Section.BACKWARD)
+
+    def backward_ended(self) -> None:
+        """All of them are there."""
+        with self._lock:
+            self._mark()
+            if self._pass == Section.BACKWARD:
+                self._go_on_in(self._around_backward)
 
     # -- on the trainer's thread
 
@@ -93,9 +111,9 @@ class StepClock:
             self._mark()
             if self._section == UNTOLD:  # the body has begun
                 self._settle(Section.COMPUTE)
-            before = FORWARD if self._pass == FORWARD else NO_PASS
+            before = int(self._pass if self._pass == Section.FORWARD else NO_PASS)
             if self._section == Section.COMPUTE:
-                self._pass = FORWARD
+                self._go_on_in(Section.FORWARD)
             return before
 
     def forward_ended(self, before: int) -> None:
@@ -103,7 +121,7 @@ class StepClock:
         with self._lock:
             self._mark()
             if self._section == Section.COMPUTE:
-                self._pass = before
+                self._go_on_in(before)
 
     def enter(self, section: Section) -> int:
         """From now on it is there. Where it was before, for `back`."""
@@ -155,6 +173,7 @@ class StepClock:
         with self._lock:
             self._mark()
             self._settle(Section.COMPUTE)
+            self._leave_pass()
             self._section = int(Section.DATA)
             work = StepWork(
                 step,
@@ -168,15 +187,32 @@ class StepClock:
                 self._tokens,
                 self._micro_batches,
                 groups=groups,
-                forward_ns=self._passes[FORWARD],
-                backward_ns=self._passes[BACKWARD],
             )
         self._write(work)
 
     def _go_to(self, section: int) -> None:
-        self._section, self._pass = section, NO_PASS
+        self._leave_pass()
+        if section == Section.UPDATE and self._entered is not None:
+            self._entered_at_update = self._entered()
+        self._section = section
         if self._device is not None:
             self._device.enter(section)
+
+    def _go_on_in(self, part: int) -> None:
+        """Of the body."""
+        if part != self._pass:
+            self._leave_pass()
+        self._pass = part
+        if self._device is not None:
+            self._device.enter(self._section, part)
+
+    def _leave_pass(self) -> None:
+        """What was one is none where the device may have waited for others in it."""
+        left, self._pass = self._pass, NO_PASS
+        if left != NO_PASS and self._entered is not None and self._device is not None:
+            entered = self._entered()
+            if entered is None or entered != self._entered_at_update:
+                self._device.disown(left)
 
     def _settle(self, section: Section) -> None:
         """Time whose section was not known yet was that one's."""
@@ -199,16 +235,18 @@ class StepClock:
         passed, computed = wall - self._wall_at, cpu - self._cpu_at
         ready = delay - self._delay_at
         self._wall_at, self._cpu_at, self._delay_at = wall, cpu, delay
-        self._cpu[self._section] += computed
-        self._delay[self._section] += ready
+        within = self._within()
+        for section in within:
+            self._cpu[section] += computed
+            self._delay[section] += ready
         if not self._is_busy and (self._sees_collectives or self._section in _ALONE):
-            self._charge(passed)
-            return
-        own = min(passed, computed + ready)
-        self._charge(own)
-        self._wait += passed - own
+            own = passed
+        else:
+            own = min(passed, computed + ready)
+            self._wait += passed - own
+        for section in within:
+            self._own[section] += own
 
-    def _charge(self, own: int) -> None:
-        self._own[self._section] += own
-        if self._section == Section.COMPUTE:
-            self._passes[self._pass] += own
+    def _within(self) -> tuple[int, ...]:
+        """The section, and the pass that is a part of it."""
+        return (self._section,) if self._pass == NO_PASS else (self._section, self._pass)

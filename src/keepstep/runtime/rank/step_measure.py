@@ -20,7 +20,11 @@ from keepstep.edge.shm.step_work_page import StepWorkWriter, work_path
 from keepstep.edge.torch.device_marks import device_marks
 from keepstep.edge.torch.loader import Loaders
 from keepstep.edge.torch.membership import Membership, membership
-from keepstep.edge.torch.process_groups import all_groups_are_ours, uses_device
+from keepstep.edge.torch.process_groups import (
+    all_groups_are_ours,
+    entered_collectives,
+    uses_device,
+)
 from keepstep.edge.torch.state import Protected
 from keepstep.errors import ConfigError, MemoryBudgetError
 from keepstep.model.events import WARNING
@@ -49,10 +53,13 @@ class StepMeasure:
         uses_device: Callable[[], bool],
         is_on: bool = True,
         marks_of_device: Callable[[], DeviceMarks | None] = lambda: None,
+        entered: Callable[[], int | None] = lambda: None,
     ) -> None:
         """sees_collectives: whether all of this process's go through `membership`. uses_device:
         whether its trainer is ahead of what is computed. marks_of_device: by which that is
-        measured."""
+        measured. entered: how many collectives this process has entered, if that is known of groups
+        that are not ours."""
+        self._entered = entered
         self._marks_of_device = marks_of_device
         self._memory = memory
         self._path = work_path(job_dir, rank)
@@ -81,8 +88,10 @@ class StepMeasure:
         times = ThreadTimes()
         self._let_go = [page.close, times.close]
         write = page.write if device is None else device.step_ended
+        entered = self._entered if device is not None and not sees_collectives else None
         self._clock = StepClock(
-            time.monotonic_ns, times.cpu_ns, times.delay_ns, write, sees_collectives, device
+            *(time.monotonic_ns, times.cpu_ns, times.delay_ns, write),
+            *(sees_collectives, device, entered),
         )
         if device is not None:
             self._let_go.insert(0, device.close)
@@ -91,12 +100,13 @@ class StepMeasure:
         self._loaders.on_take = self._take
 
     def _device_clock(self, page: StepWorkWriter, sees_collectives: bool) -> DeviceClock | None:
-        """Where collectives are not seen, a device's time is as long as the slowest rank's."""
-        marks = self._marks_of_device() if sees_collectives else None
+        """Where collectives are not seen, a device's time is as long as the slowest rank's, but for
+        passes without any."""
+        marks = self._marks_of_device() if sees_collectives or self._entered() is not None else None
         if marks is None:
             page.begin(Timing.UNSEEN if self._uses_device() else Timing.HOST)
             return None
-        page.begin(Timing.DEVICE)
+        page.begin(Timing.DEVICE if sees_collectives else Timing.PASSES)
         return DeviceClock(marks, page.write)
 
     def end(self) -> None:
@@ -135,8 +145,15 @@ class StepMeasure:
 
     def backward_begun(self) -> None:
         """From the thread that computes gradients."""
-        if self._clock is not None:
-            self._clock.backward_begun()
+        clock = self._clock
+        if clock is not None:
+            clock.backward_begun()
+
+    def backward_ended(self) -> None:
+        """Likewise."""
+        clock = self._clock
+        if clock is not None:
+            clock.backward_ended()
 
     def before_update(self) -> None:
         """The optimizer's pre-step hook begins."""
@@ -196,6 +213,7 @@ def measure_of(
         sees_collectives=all_groups_are_ours,
         uses_device=uses_device,
         marks_of_device=device_marks,
+        entered=entered_collectives,
         is_on=settings.slow_ranks != "off",
     )
 
