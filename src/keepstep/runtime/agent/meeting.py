@@ -484,6 +484,7 @@ class Meeting:
         ) is None:
             await record.mark(number, "full")
             await record.mark(number, "ready", seat.place, answer)
+            await self._still_stands(number)
         if CALLED_OFF in texts:
             return None
         version = mesh_version(number, self._opening.first_version, arrivals)
@@ -575,6 +576,8 @@ class Meeting:
         """What this node has said is said again where somebody took it away; whether its place in
         the attempt is still its own."""
         standing, record = self._standing, self._record
+        if await record.verdict(number) is not None:  # who gave it may have died before this
+            await record.call_off(number, self._launch.nodes)
         if standing.verdict is not None and number > 0:
             await record.say(number - 1, standing.verdict)
         there = await record.take_seat(number, standing.seat.place, standing.mine)
