@@ -695,3 +695,18 @@ def test_who_waits_in_an_attempt_that_is_over_leaves_it(tmp_path: Path, is_full:
     other.join()
     town.pass_s(2 * STANDS_NS / S_NS)
     assert [agent.attempt for agent in town.agents] == [1, 1]
+
+
+def test_what_waits_to_be_said_is_signed_as_of_the_next_meeting(tmp_path: Path) -> None:
+    """It was said before it was known which meeting that is, and nobody heard it."""
+    town = Town(tmp_path, nodes=2)
+    for agent in town.agents:
+        agent.room.change(secret="of the job")
+        agent.rendezvous._options = agent.room.options
+    town.form()
+    town.lose_kv("nobody is there")
+    town.agents[1].say(AGAIN)
+    town.pass_s(3)
+    town.find_kv()
+    town.pass_s(3)
+    assert [agent.verdicts for agent in town.agents] == [[AGAIN], [AGAIN]]
