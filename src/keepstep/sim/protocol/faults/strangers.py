@@ -201,6 +201,7 @@ class Visit:
         if isinstance(found, SimSocket):
             self._socket = found
             found.user = self
+            found.arrive()  # what came before there was anybody
             self._say_next()
 
     def arrived(self, pieces: list[Piece]) -> None:

@@ -111,6 +111,7 @@ class Knocking:
         self.socket.process.after(KNOCK_NS, lambda: self.ended("no answer to a knock"))
         if not self.socket.is_open:
             self.ended("closed before the knock was answered")
+        self.socket.arrive()  # what came before there was anybody
 
     def arrived(self, pieces: Sequence[Piece]) -> None:
         """See `User`."""
