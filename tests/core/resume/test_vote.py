@@ -326,6 +326,19 @@ def test_a_failure_is_in_the_next_reason() -> None:
     assert second.why.endswith(" after rank 0: block 2 has another checksum")
 
 
+def test_a_state_that_some_rank_could_not_use_stays_until_all_may_go() -> None:
+    """The older one may fail, too (seed 923370)."""
+    vote = Vote(1, has_store=True)
+    [first] = everybody(vote, {Stamp(3, 1), Stamp(4, 1), Stamp(5, 1)})
+    [second] = vote.has_failed(0, first.number, "no room for it")
+    [third] = vote.has_failed(0, second.number, "no room for it")
+    assert [offer.keeps_newer for offer in (first, second, third)] == [False, True, True]
+    [list_store] = vote.has_failed(0, third.number, "no room for it")
+    assert isinstance(list_store, ListStore)
+    [store] = vote.listed(StoreListing((2,)))
+    assert (store.source, store.keeps_newer) == ("store", False)
+
+
 def test_after_go_a_failed_source_has_its_chance_again() -> None:
     vote = Vote(1, has_store=False)
     [first] = everybody(vote, {Stamp(5, 1)})

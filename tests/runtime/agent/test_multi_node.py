@@ -11,14 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keepstep.core.recovery.leader_lease import Lease
 from keepstep.model.attempts import Verdict
 from keepstep.model.failure import Cause, Failure
 from keepstep.model.messages.keeper_rank import Listening
 from keepstep.model.units import S_NS
 from keepstep.runtime.agent.meeting import ALONE_NS, BEGINS_NS, STANDS_NS
+from keepstep.runtime.agent.meeting_record import CODEC, LEADER, MeetingRecord
 from keepstep.runtime.agent.multi_node import AWAY_NS, WELL_NS, MultiNode
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest
 from keepstep.runtime.agent.signed_kv import SignedKV
+from keepstep.runtime.agent.tasks import Task
 from tests.runtime.fakes import AgentRoom, FakeKV, FakeTime, Table
 
 AGAIN = Verdict("again", "a rank failed")
@@ -665,3 +668,45 @@ def test_the_host_waits_for_all_that_it_has_lived_with(tmp_path: Path) -> None:
     answer.when_given(lambda: closed.append(town.time.now_ns - began_ns))
     town.pass_s(6)
     assert len(closed) == 1 and closed[0] >= 5 * S_NS
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["to answer", "to be more"])
+def test_who_waits_in_an_attempt_that_is_over_leaves_it(tmp_path: Path, is_full: bool) -> None:
+    """Whoever said so was killed before it had called the attempt off, and whoever coordinates
+    takes part in the next one and looks at that alone."""
+    town = Town(tmp_path, nodes=2)
+    first, other = town.agents
+    others = MeetingRecord(FakeKV(town.time, town.table))
+
+    def lead(beat: int) -> None:
+        values = town.table.values
+        values[LEADER] = CODEC.encode(Lease(1, "another", "node 1", beat)).decode()
+        town.time.after(S_NS, lambda: lead(beat + 1))
+
+    lead(0)
+    first.join()
+    town.pass_s(1)
+    if is_full:  # its agent was killed here
+        take_part = others.take_seat(0, 1, replace(first.rendezvous._standing.mine, token="b"))
+        Task(take_part, lambda _: None, lambda error: pytest.fail(str(error)))
+        Task(others.mark(0, "full"), lambda _: None, lambda error: pytest.fail(str(error)))
+    town.pass_s(1)
+    Task(others.say(0, AGAIN), lambda _: None, lambda error: pytest.fail(str(error)))
+    other.join()
+    town.pass_s(2 * STANDS_NS / S_NS)
+    assert [agent.attempt for agent in town.agents] == [1, 1]
+
+
+def test_what_waits_to_be_said_is_signed_as_of_the_next_meeting(tmp_path: Path) -> None:
+    """It was said before it was known which meeting that is, and nobody heard it."""
+    town = Town(tmp_path, nodes=2)
+    for agent in town.agents:
+        agent.room.change(secret="of the job")
+        agent.rendezvous._options = agent.room.options
+    town.form()
+    town.lose_kv("nobody is there")
+    town.agents[1].say(AGAIN)
+    town.pass_s(3)
+    town.find_kv()
+    town.pass_s(3)
+    assert [agent.verdicts for agent in town.agents] == [[AGAIN], [AGAIN]]

@@ -4,6 +4,7 @@ another life of the leader hears everything again."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,6 +107,8 @@ class FakeResumeNodes:
         self.linked: list[Mapping[int, RestoreSource]] = []
         self.fetching: list[tuple[int, Stamp, Then]] = []
         self.forgotten: list[Stamp | None] = []
+        self.given_up: list[tuple[Stamp | None, int]] = []  # as an epoch began
+        self.began = lambda: None
         self.went: list[tuple[int, Stamp | None]] = []
         self.told_inventory_before: list[int] = []  # which of the words in `heard`
 
@@ -135,8 +138,12 @@ class FakeResumeNodes:
     def fetch(self, source: RestoreSource, stamp: Stamp, then: Then) -> None:
         self.fetching.append((source.rank, stamp, then))
 
-    def forget_newer(self, stamp: Stamp | None) -> None:
-        self.forgotten.append(stamp)
+    def forget_newer(self, stamp: Stamp | None, before_epoch: int | None = None) -> None:
+        if before_epoch is None:
+            self.forgotten.append(stamp)
+        else:
+            self.given_up.append((stamp, before_epoch))
+            self.began()
 
     def resumed(self, epoch: int, stamp: Stamp | None) -> None:
         self.went.append((epoch, stamp))
@@ -354,18 +361,31 @@ def test_what_was_fetched_for_an_older_offer_counts_for_nothing(
 
 
 @pytest.mark.parametrize(
-    ("source", "at_offer", "at_go"),
-    [("memory", [STAMP], []), ("store", [], [None]), ("fresh", [], [None])],
+    ("source", "keeps_newer", "at_offer"),
+    [
+        ("memory", False, [STAMP]),
+        ("memory", True, []),
+        ("store", False, []),
+        ("fresh", False, []),
+    ],
 )
 def test_what_is_held_is_given_up_when_nobody_can_want_it(
-    source: StateSource, at_offer: list[Stamp | None], at_go: list[Stamp | None]
+    source: StateSource, keeps_newer: bool, at_offer: list[Stamp | None]
 ) -> None:
     host, nodes = following()
     stamp = FRESH if source == "fresh" else STAMP
-    host.resume.receive(offer(1, source, stamp))
-    assert nodes.forgotten == at_offer
+    host.resume.receive(replace(offer(1, source, stamp), keeps_newer=keeps_newer))
+    assert (nodes.forgotten, nodes.given_up) == (at_offer, [])
+    offers = [message for _, message in host.told if isinstance(message, StateOffered)]
+    assert [each.keeps_newer for each in offers] == [keeps_newer] * 2
+
+    def nobody_trains() -> None:
+        assert not host.of(TrainingPermitted), "else the next keeper holds what was given up"
+
+    nodes.began = nobody_trains
     host.resume.receive(TrainingPermitted(3, 1, source, stamp, 0, "why"))
-    assert nodes.forgotten == at_offer + at_go
+    assert nodes.forgotten == at_offer
+    assert nodes.given_up == [(STAMP if source == "memory" else None, 3)]
     assert nodes.went == [(3, STAMP if source == "memory" else None)]
     assert host.of(TrainingPermitted) == [2, 3]
     assert host.went == [(source, stamp.step)]

@@ -79,11 +79,12 @@ class Trainee:
         asked: JoinVote = self.room.keepers.box.of(JoinVote)[-1]
         return asked
 
-    def offer(self, source: str, step: int, epoch: int = 1) -> None:
+    def offer(self, source: str, step: int, epoch: int = 1, keeps_newer: bool = False) -> None:
         """The keeper offers that, it is loaded, and all may go."""
         self._offers += 1
         box = self.room.keepers.box
-        box.says(StateOffered(self._offers, source, step, epoch, "so it was decided"))  # type: ignore[arg-type]
+        why = "so it was decided"
+        box.says(StateOffered(self._offers, source, step, epoch, why, keeps_newer))  # type: ignore[arg-type]
         self.room.settle()
         assert box.sent[-1] == StateLoaded(self.room.who.rank, self._offers)
 
@@ -203,6 +204,25 @@ def test_what_memory_holds_stays_until_all_do_without_it(trainee: Trainee, sourc
     assert Stamp(2, 1) in held_by(again)
     again.permit(2)
     assert held_by(again) == set()
+    again.rank.abandon()
+
+
+@pytest.mark.parametrize("keeps_newer", [True, False])
+def test_what_is_newer_and_was_kept_goes_when_all_may_train(
+    trainee: Trainee, keeps_newer: bool
+) -> None:
+    """Where an older state is taken because some rank had no room for the newest."""
+    trainee.start()
+    for _ in range(3):
+        trainee.step()
+    trainee.rank.abandon()
+    again = Trainee(RankRoom(trainee.room.options.arena_dir, ranks=2))
+    held = held_by(again)
+    older, newest = sorted(held)[-2:]
+    again.offer("memory", older.step, older.epoch, keeps_newer)
+    assert held_by(again) == (held if keeps_newer else held - {newest})
+    again.permit(2)
+    assert held_by(again) == held - {newest}
     again.rank.abandon()
 
 

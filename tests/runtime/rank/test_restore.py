@@ -4,6 +4,7 @@ has another shape changes nothing."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,16 @@ def test_what_is_loaded_is_the_state_of_that_step_and_nothing_newer_is_left(
         assert trainee.room.live.state == b"?" * 64
         assert set(trainee.snapshots()) == held
     trainee.close()
+
+
+def test_what_is_newer_stays_where_it_may_be_wanted_again(trainee: Trainee) -> None:
+    """Its bytes are whole, and some rank had no room for it (seed 923370)."""
+    held = set(trainee.held.slot_of)
+    older = min(held)
+    offer = replace(memory(older.step), keeps_newer=True)
+    assert load(trainee, offer) == Restored(older)
+    assert trainee.room.live.state == state_after(older.step)
+    assert set(trainee.snapshots()) == held and len(held) > 1
 
 
 def test_a_snapshot_that_proves_no_more_is_told_with_what_is_left(trainee: Trainee) -> None:

@@ -451,6 +451,14 @@ def test_the_slot_that_is_worth_least_is_given_up(
         assert index not in worth
 
 
+def test_of_what_all_go_back_behind_the_newest_is_given_up_first() -> None:
+    """It is the one that not all ranks had; the other one may be wanted again."""
+    memory = a_memory()
+    for index, step in enumerate((STAMP.step + 1, STAMP.step + 2)):
+        seal(memory, JOB_DIR, 0, Stamp(step, STAMP.epoch), b"x", index=index)
+    assert free_slot_path(memory, JOB_DIR, 0, STAMP).name == "slot-1"
+
+
 @given(nbytes=SIZES, at=st.integers(0, PAGE_BYTES - 1))
 def test_a_damaged_slot_is_made_what_the_fetched_one_is(nbytes: int, at: int) -> None:
     memory, payload = a_memory(), state(nbytes)

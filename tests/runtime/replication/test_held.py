@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.errors import MemoryBudgetError
 from keepstep.model.restore_sources import HeldParity, HeldSnapshot
-from keepstep.model.snapshot import Stamp
+from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.units import PAGE_BYTES
 from keepstep.runtime.replication.encode import ParityContents, SnapshotSizes, contents_of
 from keepstep.runtime.replication.held import HeldSnapshots
@@ -162,3 +162,23 @@ def test_a_slot_is_made_by_a_worker_and_known_until_then() -> None:
     workers.run()
     assert not held.is_making(held.copies, 2)
     assert [type(one) for one in made] == [Slot]
+
+
+@given(
+    held=st.dictionaries(st.integers(0, 1), st.builds(Stamp, st.integers(0, 9), st.integers(1, 3))),
+    to=st.none() | st.builds(Stamp, st.integers(0, 9), st.integers(1, 2)),
+)
+def test_what_comes_as_an_epoch_begins_stays(held: dict[int, Stamp], to: Stamp | None) -> None:
+    """A node that heard the word earlier sends what it has of the new epoch, before it is heard
+    here."""
+    memory = a_memory()
+    for index, stamp in held.items():
+        seal(memory, COPIES, 0, stamp, b"x", index=index).close()
+    coming = Slot.create(memory, slot_path(COPIES, 1, 0), 100, PAGE_BYTES)
+    coming.begin(JOB_HASH, 1, 3, 1, Stamp(9, 2))  # what all go back to, under another placement
+    coming.close()
+    found = held_in(memory)
+    found.forget_newer(to, before_epoch=3)
+    kept = {s for s in held.values() if s.epoch == 3 or (to is not None and s <= to)}
+    assert {stamp for _, stamp in found.copies.sealed()} == kept
+    assert found.copies.views(1)[0].state is SlotState.WRITING

@@ -4,9 +4,11 @@ Comes in: each rank's holdings as it joins, what the store has, whether loading 
 one offer to all ranks, then permission to go, each with its reason. Every rank loads, proves and
 forgets anything newer *before* anyone may go, so two computations of one step never mix. A source
 that fails on one rank is given up by all, and the next is offered; but what was brought to a rank
-from another node's memory and does not prove there is brought once more. A rank that dies
-meanwhile starts the vote again when it is back. Whoever was permitted is the proof that all had
-loaded: who says to the next vote that it has loaded the same may go, too.
+from another node's memory and does not prove there is brought once more. Where memory goes back
+behind a state that some rank could not use, that one stays until all may go: its bytes may be
+whole, and another vote may find room for it. A rank that dies meanwhile starts the vote again when
+it is back. Whoever was permitted is the proof that all had loaded: who says to the next vote that
+it has loaded the same may go, too.
 
 Order of sources: the newest stamp that all ranks hold in memory, or can be given from other nodes'
 memory; then checkpoints, newest first; then a fresh start, unless there are checkpoints and none
@@ -63,12 +65,14 @@ class Ballot:
 @dataclass(frozen=True, slots=True)
 class Offer:
     """Everybody loads this. `number`: of all offers of the job, growing. `source` is memory, store
-    or fresh; the stamp's step is -1 for fresh."""
+    or fresh; the stamp's step is -1 for fresh. `keeps_newer`: a newer state in memory was offered
+    before, and is forgotten when all may go, not as this one is loaded."""
 
     number: int
     source: str
     stamp: Stamp
     why: str
+    keeps_newer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,7 +513,9 @@ class Vote:
 
     def _make(self, source: str, stamp: Stamp, why: str) -> list[Action]:
         self.number += 1
-        self.offer = Offer(self.number, source, stamp, why)
+        failed = [tried for where, tried, _ in self.failed if where == "memory"]
+        keeps_newer = source == "memory" and max(failed, default=stamp) > stamp
+        self.offer = Offer(self.number, source, stamp, why, keeps_newer)
         self.loaded.clear()
         return [self.offer]
 

@@ -154,15 +154,22 @@ class Shelf:
                     return None
         return None
 
-    def void_newer(self, stamp: Stamp | None) -> None:
+    def void_newer(self, stamp: Stamp | None, before_epoch: int | None = None) -> None:
         """Forget what is newer than `stamp` (None: everything) and whatever is half written:
-        another computation begins."""
+        another computation begins. `before_epoch`: it has begun with that epoch, and what is of it
+        or half written stays."""
         for slots in self._slots.values():
             for slot in slots:
                 view = self._view(slot)
-                if slot is not None and (
-                    stamp is None or view.state is SlotState.WRITING or view.stamp > stamp
-                ):
+                if slot is None:
+                    continue
+                is_half = view.state is SlotState.WRITING
+                if before_epoch is not None:
+                    is_older = view.stamp.epoch < before_epoch and not is_half
+                    is_void = is_older and (stamp is None or view.stamp > stamp)
+                else:
+                    is_void = stamp is None or is_half or view.stamp > stamp
+                if is_void:
                     slot.void()
 
     def keep_only(self, ranks: set[int]) -> None:

@@ -162,7 +162,7 @@ class HaltOrder:
 @dataclass(frozen=True, slots=True)
 class StateOffered:
     """Load this, prove it, forget what is newer, and say how that went. `step` is -1 for a fresh
-    start."""
+    start. `keeps_newer`: what is newer is forgotten when all may go, not now."""
 
     KIND: ClassVar[str] = "offer"
     offer: Count
@@ -170,6 +170,7 @@ class StateOffered:
     step: StepNumber
     epoch: Count
     why: Sentence
+    keeps_newer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -320,7 +320,8 @@ class RanksTrain:
 
 @dataclass(frozen=True, slots=True)
 class OfferWord:
-    """To all: load this state. `sources`: where ranks that lack it fetch it from."""
+    """To all: load this state. `sources`: where ranks that lack it fetch it from. `keeps_newer`:
+    what is newer in memory is forgotten when all may go, not now."""
 
     KIND: ClassVar[str] = "offer"
     offer: Count
@@ -328,6 +329,7 @@ class OfferWord:
     stamp: Stamp
     why: Sentence
     sources: tuple[RestoreSource, ...]
+    keeps_newer: bool = False
 
 
 VoteToLeader = RankJoined | RankGone | StateLoaded | StateUnusable | RanksTrain | HaltWord

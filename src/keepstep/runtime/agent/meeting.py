@@ -30,8 +30,8 @@ from keepstep.core.recovery.rendezvous import (
     mesh_version,
     present,
 )
-from keepstep.errors import ConfigError, KeeperError, KeepstepError, MeetingError
-from keepstep.model.attempts import Verdict
+from keepstep.errors import ConfigError, KeepstepError, MeetingError
+from keepstep.model.attempts import Opening, Verdict
 from keepstep.model.events import WARNING
 from keepstep.model.launch import Launch, RankAssignment
 from keepstep.model.mesh import Mesh
@@ -104,6 +104,7 @@ class Meeting:
         self._launch = launch
         self._owner = owner
         self._record = MeetingRecord(kv)
+        self._opening: Opening | None = None
         self._is_speaking = False
         self._speaking: Task[None] | None = None
         self._coordinator: Coordinator | None = None
@@ -135,9 +136,13 @@ class Meeting:
         words = self._standing.words
         if words:
             self._is_speaking = True
-            speaking = Task(words[0](self), self._spoken, self._not_spoken)
+            speaking = Task(self._say_in_it(words[0]), self._spoken, self._not_spoken)
             if not speaking.is_over:  # else others may have been begun already
                 self._speaking = speaking
+
+    async def _say_in_it(self, word: Word) -> None:
+        await self._meet()  # else it would be signed as of no meeting
+        await word(self)
 
     def _spoken(self, _: None) -> None:
         self._standing.words.popleft()
@@ -250,7 +255,8 @@ class Meeting:
             found = await self._record.wait_for_verdict(standing.number, WELL_AGAIN_NS)
             if found is not None:
                 return found
-            if self._options.secret is not None and standing.seat.place in WHO_SAYS_AGAIN:
+            says = self._options.secret is not None and standing.seat.place in WHO_SAYS_AGAIN
+            if says and self._opening is not None:
                 self._owner.heard_of(await say_opening_again(self._record, self._opening))
             if standing.is_well and not self._is_speaking:
                 self.speak(Meeting.say_ended_well)
@@ -284,7 +290,7 @@ class Meeting:
         if request.leave:
             standing.waits_ns, standing.before = LEAVES_NS, replace(standing.before, vacant=())
         standing.request = JoinRequest(request.keeper, stays=request.stays)
-        self._come_from(_keeper_of(request), request.stays)
+        self._come_from(request.listening, request.stays)
         waits_ns = standing.waits_ns
         if waits_ns and not await self._may_go_first(number, standing.before.vacant):
             await record.wait_for_marks(number, "full", within_ns=waits_ns)
@@ -306,8 +312,8 @@ class Meeting:
     async def _come_back(self) -> Verdict | None:
         """What this node knows is known here from now on; the last word about the job, if there is
         one."""
-        standing, record = self._standing, self._record
-        number, lived = standing.number, standing.lived
+        standing, record, number = self._standing, self._record, self._standing.number
+        lived = standing.lived
         is_same = lived is not None and await record.restore(number, lived.seats, lived.answers)
         await self._end_before(number)
         if standing.judged is not None and standing.judged[0] >= number:
@@ -339,19 +345,24 @@ class Meeting:
             # Somebody may have seen no verdict there, and take a seat yet.
             await self._record.mark(earlier, "full")
 
+    async def _meet(self) -> None:
+        """Under the opening: nothing else is said before."""
+        if self._opening is None:
+            self._opening = await agree_on_opening(
+                self._record, self._standing, self._options, self._world, self.kv.hosted
+            )
+            self._owner.met(self._opening.first_version)
+
     async def _open(self) -> None:
-        options, world = self._options, self._world
-        self._opening = await agree_on_opening(
-            self._record, self._standing, options, world, self.kv.hosted
-        )
-        self._owner.met(self._opening.first_version)
+        world = self._world
+        await self._meet()
         self._coordinator = Coordinator(
             world.clock,
             world.timers,
             world.journal,
             self._record,
             self._standing.mine.token,
-            options.link_dead_s,
+            self._options.link_dead_s,
             self._launch.nodes,
             self._presence,
             self._silent,
@@ -394,7 +405,7 @@ class Meeting:
         if number < follows:  # the KV was lost with the agent
             await self._end_before(follows)
             number = follows
-        keeper = _keeper_of(request)
+        keeper = request.listening
         seats = await self._record.seats(number, self._launch.nodes)
         was_killed_there = has_seat(seats, keeper.host, keeper.port, keeper.incarnation)
         if follows != number and not was_killed_there:
@@ -428,8 +439,7 @@ class Meeting:
         return False
 
     async def _take_seat(self, number: int) -> int:
-        """This agent's place in the attempt, -1 when it is full. Raises ConfigError when it cannot
-        meet those who are there."""
+        """This agent's place in it, -1 when it is full. Raises ConfigError when it meets nobody."""
         nodes = self._launch.nodes
         for place in range(nodes):
             there = await self._record.take_seat(number, place, self._standing.mine)
@@ -484,11 +494,12 @@ class Meeting:
         ) is None:
             await record.mark(number, "full")
             await record.mark(number, "ready", seat.place, answer)
+            await self._still_stands(number)
         if CALLED_OFF in texts:
             return None
-        version = mesh_version(number, self._opening.first_version, arrivals)
-        secret = self._standing.secret
-        assert secret is not None, "the nodes have met"
+        secret, opening = self._standing.secret, self._opening
+        assert secret is not None and opening is not None, "the nodes have met"
+        version = mesh_version(number, opening.first_version, arrivals)
         mesh = Mesh(version, node, members_of(arrivals), secret, self._options.encrypt)
         self._standing.mine = replace(self._standing.mine, newest_version=version)
         place = self._assignment(mesh, int(texts[nodes.index(0)]))
@@ -575,6 +586,8 @@ class Meeting:
         """What this node has said is said again where somebody took it away; whether its place in
         the attempt is still its own."""
         standing, record = self._standing, self._record
+        if await record.verdict(number) is not None:  # who gave it may have died before this
+            await record.call_off(number, self._launch.nodes)
         if standing.verdict is not None and number > 0:
             await record.say(number - 1, standing.verdict)
         there = await record.take_seat(number, standing.seat.place, standing.mine)
@@ -585,10 +598,3 @@ class Meeting:
         verdict = Verdict("again", why, keep=before.keep, vacant=before.vacant, least=before.least)
         await self.say(number, verdict)
         await self._record.call_off(number, self._launch.nodes)
-
-
-def _keeper_of(request: JoinRequest) -> Listening:
-    """Where it listens. Raises KeeperError when nobody has asked it to."""
-    if request.keeper is None:
-        raise KeeperError("this node's keeper does not listen to the keepers of other nodes")
-    return request.keeper

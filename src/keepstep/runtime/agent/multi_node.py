@@ -107,7 +107,13 @@ class MultiNode:
 
     def board(self, attempt: int) -> EvidenceBoard | None:
         has_met = self._meeting is not None or self._why_away
-        return EvidenceBoard(lambda: self.kv, attempt, self._launch.nodes) if has_met else None
+        if not has_met:
+            return None
+
+        def kv() -> KV | None:  # what is signed for no meeting nobody would hear
+            return None if self._signed is not None and not self._signed.epoch else self.kv
+
+        return EvidenceBoard(kv, attempt, self._launch.nodes)
 
     def say(self, attempt: int, verdict: Verdict) -> None:
         self._speak(lambda meeting: meeting.say(attempt, verdict))

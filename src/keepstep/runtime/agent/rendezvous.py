@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from keepstep.errors import MeetingError
+from keepstep.errors import KeeperError, MeetingError
 from keepstep.model.attempts import Verdict
 from keepstep.model.failure import Failure
 from keepstep.model.launch import Launch, RankAssignment
@@ -47,6 +47,13 @@ class JoinRequest:
     leave: bool = False
     failure: Failure | None = None
     stays: bool = False
+
+    @property
+    def listening(self) -> Listening:
+        """Where its keeper listens. Raises KeeperError when nobody has asked it to."""
+        if self.keeper is None:
+            raise KeeperError("this node's keeper does not listen to the keepers of other nodes")
+        return self.keeper
 
 
 class RendezvousHearer(Protocol):

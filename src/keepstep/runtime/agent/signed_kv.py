@@ -111,7 +111,7 @@ class SignedKV:
         then: Callable[[str | None], None],
         is_guarded: bool,
     ) -> None:
-        signed, theirs = self._signed(key, value), None
+        theirs: str | None = None
 
         def heard(found: str | None) -> None:
             nonlocal theirs
@@ -123,11 +123,13 @@ class SignedKV:
             )  # though it was expected: the guard does not hold
             if found is not None and ours is None and expected is None and not stays:
                 theirs = found
-                swap(key, found, signed, heard)  # nothing of ours is there
+                # nothing of ours is there; of which epoch that is may be known since
+                swap(key, found, self._signed(key, value), heard)
             else:
                 then(ours)
 
-        swap(key, None if expected is None else self._signed(key, expected), signed, heard)
+        before = None if expected is None else self._signed(key, expected)
+        swap(key, before, self._signed(key, value), heard)
 
     def read(self, keys: Sequence[str], then: Callable[[list[str | None]], None]) -> None:
         asked = list(keys)

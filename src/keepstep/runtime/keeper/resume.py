@@ -97,8 +97,9 @@ class ResumeNodes(VoteNodes, Protocol):
     def tell_inventory(self) -> None:
         """Tell the keeper that decides what this node holds now, for whoever lives where."""
 
-    def forget_newer(self, stamp: Stamp | None) -> None:
-        """Give up what is held for others and newer; None: all of it."""
+    def forget_newer(self, stamp: Stamp | None, before_epoch: int | None = None) -> None:
+        """Give up what is held for others and newer; None: all of it. `before_epoch`: the one that
+        begins. What comes is of that one, then, and stays."""
 
     def resumed(self, epoch: int, stamp: Stamp | None) -> None:
         """All train on; `stamp`: from where, None when that was not memory."""
@@ -144,7 +145,7 @@ class OneNode:
         """See `ResumeNodes`."""
         then("there is no other node")
 
-    def forget_newer(self, stamp: Stamp | None) -> None:
+    def forget_newer(self, stamp: Stamp | None, before_epoch: int | None = None) -> None:
         """Nothing is held for others."""
 
     def resumed(self, epoch: int, stamp: Stamp | None) -> None:
@@ -342,7 +343,9 @@ class Resume:
 
     def _hand_on(self, word: OfferWord) -> None:
         current, stamp = self._current, word.stamp
-        offer = StateOffered(word.offer, word.source, stamp.step, stamp.epoch, word.why)
+        offer = StateOffered(
+            word.offer, word.source, stamp.step, stamp.epoch, word.why, word.keeps_newer
+        )
         if word.offer != current.offer:  # else it is said again, for somebody who asked once more
             current.offer = word.offer
             current.handed.clear()
@@ -370,7 +373,8 @@ class Resume:
                 step=stamp.step,
                 offer=word.offer,
             )
-        if word.source == "memory":  # what may be all there is stays until all do without it
+        if word.source == "memory" and not word.keeps_newer:
+            # what may be all there is, or whole, stays until all do without it
             current.nodes.forget_newer(stamp)
 
     def _fetched(self, asked_in: MeshVote, rank: int, offer: StateOffered, why: str | None) -> None:
@@ -393,12 +397,13 @@ class Resume:
         for rank, answer in current.answers.items():
             if answer == StateLoaded(rank, go.offer):
                 current.joins.pop(rank, None)
+        stamp = go.stamp if go.source == "memory" else None
+        if is_news:  # before any rank here trains: a keeper after this one has not heard it
+            current.nodes.forget_newer(stamp, before_epoch=go.epoch)
         for rank in self._host.here():
             self._host.tell(rank, go)
-        if is_news and go.source != "memory":
-            current.nodes.forget_newer(None)
         if is_news:
-            current.nodes.resumed(go.epoch, go.stamp if go.source == "memory" else None)
+            current.nodes.resumed(go.epoch, stamp)
 
     def _record_go(self, current: MeshVote, go: TrainingPermitted) -> None:
         if not current.nodes.leads:

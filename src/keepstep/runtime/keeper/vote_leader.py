@@ -252,8 +252,10 @@ class VoteLeader:
             without = [rank for rank, holds in proven.items() if offer.stamp not in holds]
             sources = self._nodes.sources(without, offer.stamp, proven)
         source = cast(StateSource, offer.source)
-        word = OfferWord(offer.number, source, offer.stamp, offer.why, tuple(sources.values()))
-        self._nodes.to_all(word)
+        given = tuple(sources.values())
+        self._nodes.to_all(
+            OfferWord(offer.number, source, offer.stamp, offer.why, given, offer.keeps_newer)
+        )
 
     def _permit(self, go: Go) -> None:
         permitted = self._permitted

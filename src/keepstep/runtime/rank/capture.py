@@ -146,15 +146,13 @@ class Capture:
         if (yield from is_damaged(self._slots[index])):
             self._void_damaged(index, f"slot {index} is given up, it cannot be loaded: {why}")
 
-    def forget_newer(self, stamp: Stamp | None) -> None:
-        """After loading: void every slot that is newer than what was loaded (None: all), for it is
-        another epoch's, or that holds nothing.
-
-        Older ones stay until everybody goes: should another rank fail to load this one, they are
-        the next source.
-        """
+    def forget_newer(self, stamp: Stamp | None, keeps_newer: bool = False) -> None:
+        """After loading: void every slot that holds nothing, or what is newer than what was loaded
+        (None: all), for that is another epoch's; `keeps_newer`: not yet. Older ones stay until
+        everybody goes: should another rank fail to load this one, they are the next source."""
         for index, (slot, view) in enumerate(zip(self._slots, self._views, strict=True)):
-            if stamp is None or view.state is not SlotState.SEALED or view.stamp > stamp:
+            is_sealed = view.state is SlotState.SEALED
+            if not is_sealed or stamp is None or (view.stamp > stamp and not keeps_newer):
                 slot.void()
                 self._views[index] = EMPTY_VIEW
             elif view.stamp == stamp:  # whatever was to be told of its shares, they are there

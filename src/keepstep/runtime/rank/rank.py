@@ -157,10 +157,10 @@ class Rank:
         )
         self._resumption.begin()
 
-    def _begin_run(self, source: str) -> None:
-        """All begin: without what memory held, if it was not that."""
-        if source != "memory":
-            self._capture.forget_newer(None)  # first: else a restart would find it, and its run
+    def _begin_run(self, resumed: Stamp | None, has_kept: bool) -> None:
+        """All begin: without what memory held, if it was not that, or what is newer there."""
+        if resumed is None or has_kept:
+            self._capture.forget_newer(resumed)  # first: else a restart would find it, and its run
         self._launch.note()
 
     def offered(self, offer: StateOffered) -> None:
@@ -183,7 +183,8 @@ class Rank:
             return
         self._resumption = None
         self._doubted_from = None
-        self._begin_run(state.source)
+        resumed = Stamp(state.step, state.epoch) if state.source == "memory" else None
+        self._begin_run(resumed, state.keeps_newer)
         self.step = self.resumed_at = state.step
         self.epoch = epoch
         self.halting.train(epoch)
@@ -198,7 +199,6 @@ class Rank:
         if state.source != "fresh":
             why = f"restored step {state.step} from {state.source}: {state.why}"
             self._world.journal.record("restored", why, step=state.step, source=state.source)
-        resumed = Stamp(state.step, state.epoch) if state.source == "memory" else None
         if self.stage is Stage.STARTING:
             self._world.trainer.act(attempted(self._prepare(resumed)), self._prepared)
         elif self.stage is Stage.GOING_BACK:

@@ -28,7 +28,8 @@ SHOWN_DIFFERENCES = 5
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The offer is loaded and proven, and what is newer is forgotten."""
+    """The offer is loaded and proven, and what is newer is forgotten, unless it is to stay until
+    all may go."""
 
     stamp: Stamp
 
@@ -74,7 +75,7 @@ class Restorer:
         began_ns = clock.monotonic_ns()
         stamp = Stamp(offer.step, offer.epoch)
         if offer.source == "memory":
-            found = yield from self._load_memory(stamp)
+            found = yield from self._load_memory(stamp, offer.keeps_newer)
         elif offer.source == "store":
             found = self._load_checkpoint(stamp)
         else:
@@ -88,7 +89,7 @@ class Restorer:
         self._world.journal.record("loaded", why, step=offer.step, duration_ns=took_ns)
         return Restored(stamp)
 
-    def _load_memory(self, stamp: Stamp) -> Acts[list[str] | Unusable]:
+    def _load_memory(self, stamp: Stamp, keeps_newer: bool) -> Acts[list[str] | Unusable]:
         was_asked_with = stamp in self._slot_of
         if not was_asked_with:  # other nodes had it, and the keeper has brought it
             again = yield from self._capture.look_again()
@@ -102,7 +103,7 @@ class Restorer:
             if not was_asked_with:
                 return replace(loaded, brought=True)
             return Unusable(loaded.why, tuple(sorted(self._slot_of)))
-        self._capture.forget_newer(stamp)
+        self._capture.forget_newer(stamp, keeps_newer)
         return loaded
 
     def _load_slot(self, stamp: Stamp, index: int) -> Acts[list[str] | Unusable]:

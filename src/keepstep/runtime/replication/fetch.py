@@ -418,9 +418,9 @@ def _range(piece: Piece) -> BlockRange:
 
 
 def free_slot_path(memory: Memory, job_dir: Path, rank: int, stamp: Stamp, least: int = 2) -> Path:
-    """The slot of that rank that is worth least: none, empty or damaged, newer than what everybody
-    goes back to, else the oldest. `least`: so many it has."""
-    worth: list[tuple[int, int]] = []
+    """The slot of that rank that is worth least: none, empty or damaged, the newest that everybody
+    goes back behind, else the oldest. `least`: so many it has."""
+    worth: list[tuple[int, int, int]] = []
     paths = {int(p.name.split("-")[1]): p for p in slot_paths(memory, job_dir, rank)}
     for index in range(max(least, len(paths))):
         try:
@@ -428,13 +428,14 @@ def free_slot_path(memory: Memory, job_dir: Path, rank: int, stamp: Stamp, least
             header = slot.header()
             slot.close()
         except (KeyError, OSError, DamageError):
-            worth.append((-3, index))
+            worth.append((0, 0, index))
             continue
         if header.state is not SlotState.SEALED:
-            worth.append((-2, index))
+            worth.append((1, 0, index))
         else:
-            worth.append((-1 if header.stamp > stamp else header.stamp.step, index))
-    return slot_path(job_dir, rank, min(worth)[1])
+            step = header.stamp.step
+            worth.append((2, -step, index) if header.stamp > stamp else (3, step, index))
+    return slot_path(job_dir, rank, min(worth)[2])
 
 
 def replace_bytes(memory: Memory, slot: Slot, proven: Path) -> str | None:

@@ -77,10 +77,10 @@ class HeldSnapshots:
         known = self._contents.pop((rank, stamp), None)
         return () if known is None else known.stripes.members
 
-    def forget_newer(self, stamp: Stamp | None) -> None:
+    def forget_newer(self, stamp: Stamp | None, before_epoch: int | None = None) -> None:
         """All ranks go back to `stamp` (None: to something that is not in memory)."""
-        self.copies.void_newer(stamp)
-        self.parities.void_newer(stamp)
+        self.copies.void_newer(stamp, before_epoch)
+        self.parities.void_newer(stamp, before_epoch)
 
     def keep_only(self, copies: set[int], parities: set[int]) -> None:
         """Give up what is held of all other ranks."""

@@ -354,9 +354,9 @@ class MeshState:
         """Bring a rank's snapshot here."""
         self.recovery.fetch(source, stamp, then)
 
-    def forget_newer(self, stamp: Stamp | None) -> None:
+    def forget_newer(self, stamp: Stamp | None, before_epoch: int | None = None) -> None:
         """All ranks go back to `stamp` (None: to something that is not in memory)."""
-        self._held.forget_newer(stamp)
+        self._held.forget_newer(stamp, before_epoch)
 
     def tell_inventory(self) -> None:
         """See `ResumeNodes`. Nothing, while what is held here is not proven."""

@@ -4,7 +4,8 @@ By hierarchy: a bit, a process, a link, a machine, a rack, the store, the agents
 clock, memory; alone, or one more within the moments in which the job recovers from the one before.
 In some runs connections get stuck and break all along (`Wires.breaks`); that is not counted here.
 In some with a store its lists fall behind once, and all memory is lost meanwhile. In some a
-stranger has the addresses of lost machines, or says again what was said (`strangers.py`).
+stranger has the addresses of lost machines, or says again what was said (`strangers.py`), or
+writes where the agents meet (`meeting_stranger.py`).
 After `Plan.faults_until_ns` it heals what can be healed and does nothing more: from then on the job
 has to come to its end.
 
@@ -23,6 +24,7 @@ from random import Random
 from keepstep.model.snapshot import SlotState
 from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
 from keepstep.sim.protocol.faults.acts import Acts, header_of
+from keepstep.sim.protocol.faults.meeting_stranger import MeetingStranger
 from keepstep.sim.protocol.faults.strangers import Squatter, WireRepeater
 from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.job.nodes import SimNode
@@ -35,6 +37,7 @@ LOST_WHILE_THEY_MEET = 0.25  # in so many runs machines are lost while agents me
 FALLS_BEHIND = 0.25  # in so many runs with a store its lists fall behind once
 TAKES_ADDRESSES = 0.1  # in so many runs a stranger has the addresses of lost machines
 INJECTS = 0.1  # in so many what was said is said again by somebody between
+WRITES = 0.4  # in so many of those whose agents sign somebody else writes where they meet
 ALL_LOST = 0.7  # and all machines are lost meanwhile
 SOON_NS = 3 * S_NS
 
@@ -67,7 +70,7 @@ class Nemesis:
         self._world.after(plan.faults_until_ns, None, self._heal)
 
     def _let_strangers_in(self) -> None:
-        """To what a lost machine has left, and into connections."""
+        """To what a lost machine has left, into connections, and where the agents meet."""
         plan, chance = self._job.plan, self._world.stream("between them")
         takes, injects = chance.random() < TAKES_ADDRESSES, chance.random() < INJECTS
         if plan.faults and plan.nodes > 1 and not plan.wires.light:
@@ -75,6 +78,9 @@ class Nemesis:
                 Squatter(self._job, chance)
             if injects:
                 WireRepeater(self._job, self._world.stream("said again"))
+        writes = self._world.stream("written by strangers")
+        if plan.faults and plan.signs and writes.random() < WRITES:
+            MeetingStranger(self._job, writes)
 
     def _kinds(self) -> list[tuple[float, Callable[[], str | None]]]:
         """With weights. None: there is nothing to do that to."""

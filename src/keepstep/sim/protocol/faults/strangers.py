@@ -4,7 +4,8 @@
 is none of the job's. What they say: nothing, from more connections than there are places at the
 door; anything; what was heard on the wire, as it was or changed; what the keeper itself says, back
 to it; a handshake of the product's own (`Connection`) in the name of a node that is expected, with
-another secret. Nothing of the job may go another way by it, at any time (`checkers/unmoved.py`). So
+another secret, also behind a knock with that. Where there are knocks none of them gets as far as a
+handshake. Nothing of the job may go another way by it, at any time (`checkers/unmoved.py`). So
 what is drawn here is drawn from streams of its own, and nothing is written into the trace.
 
 A `Squatter` has the address of a machine that was lost, and answers there in any of these ways. An
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from keepstep.core.wire.connection import MAGIC, MIN_SECRET_BYTES, NONCE_BYTES, VERSION, Connection
+from keepstep.core.wire.knock import Knocker, knock_key
 from keepstep.model.units import KIB, MS_NS, S_NS
 from keepstep.model.wire import MAX_AT_DOOR, Address, Dial, Identity
 from keepstep.sim.protocol.job.job import SimJob
@@ -56,9 +58,15 @@ class Strangers:
         self._process = self._machine.start("stranger")
         self._read: dict[SimSocket, list[bytes]] = {}
         job.around.network.taps.append(self._listen)
+        if job.plan.wires.knocks:
+            job.around.network.on_let_in = self._is_let_in
         until_ns = job.plan.faults_until_ns + LAST_NS
         for _ in range(self._random.randrange(2, MAX_VISITS)):
             world.after(self._random.randrange(until_ns), None, self._come)
+
+    def _is_let_in(self, socket: SimSocket) -> None:
+        if socket.other.process is self._process:
+            self._job.violate("strangers stay outside", "one of them is heard behind the porch")
 
     def _listen(self, socket: SimSocket, pieces: Sequence[Piece]) -> None:
         """To what is sent from that end."""
@@ -193,6 +201,7 @@ class Visit:
         if isinstance(found, SimSocket):
             self._socket = found
             found.user = self
+            found.arrive()  # what came before there was anybody
             self._say_next()
 
     def arrived(self, pieces: list[Piece]) -> None:
@@ -277,4 +286,15 @@ def _impostor(strangers: Strangers, door: Identity, heard: bytearray) -> Words:
     yield from _garbage(strangers, door, heard)
 
 
-KINDS = (_silent, _silent, _garbage, _replay, _changed, _later, _impostor, _impostor)
+def _knocks(strangers: Strangers, door: Identity, heard: bytearray) -> Words:
+    """As it is done, with another secret; and goes on as if that had been right."""
+    knocker = Knocker(knock_key(WRONG_SECRET))
+    yield knocker.opening
+    answer = knocker.receive(bytes(heard[: knocker.wanted])) if heard else None
+    if isinstance(answer, bytes):
+        del heard[:]
+        yield answer
+    yield from _impostor(strangers, door, heard)
+
+
+KINDS = (_silent, _silent, _garbage, _replay, _changed, _later, _impostor, _impostor, _knocks)

@@ -15,6 +15,8 @@ from keepstep.errors import MemoryBudgetError
 from keepstep.model.launch import Launch
 from keepstep.model.units import S_NS
 from keepstep.model.wire import Address
+from keepstep.runtime.agent.meeting_record import OPENING
+from keepstep.runtime.agent.signed_kv import EPOCH_LETTERS, MAC_LETTERS
 from keepstep.sim.protocol.job.launcher import ForeignLauncher
 from keepstep.sim.protocol.job.meetings import Meetings
 from keepstep.sim.protocol.job.nodes import SimNode
@@ -31,6 +33,7 @@ from keepstep.sim.protocol.world.world import Crash, World
 MEETING_PORT = 29400
 MAX_RESTARTS = 1000
 KEPT = 2  # checkpoints
+SECRET = "of every job of the swarm that has one"
 UNLIMITED = "node=unlimited,crash=unlimited,hang=unlimited"
 
 
@@ -108,9 +111,14 @@ class SimJob:
         if around.observers.wants("heard"):
             around.network.on_hear = around.observers.heard
         around.network.on_link = around.observers.linked
-        around.kv.on_write = around.observers.written
+        around.kv.on_write = self._unsigned if self.plan.signs else around.observers.written
         if around.observers.wants("removed"):
             around.disk.on_remove.append(around.observers.removed)
+
+    def _unsigned(self, key: str, value: str) -> None:
+        """Those who judge read what was signed."""
+        signature = MAC_LETTERS + (0 if key == OPENING else EPOCH_LETTERS)
+        self.around.observers.written(key, value[signature:])
 
     def begin(self) -> None:
         """Start the cluster."""
@@ -297,5 +305,6 @@ def _settings(plan: RunPlan) -> Settings:
         "interleave": "auto" if plan.interleaves else "off",
         "budget": UNLIMITED,
         "share_replicas": "node" if plan.replicas else "off",
+        "secret": SECRET if plan.signs else None,
     }
     return resolve(config, {"HOME": "/nowhere"}, plan.job)

@@ -17,6 +17,8 @@ from keepstep.sim.protocol.world.boxes import LOST_POKES
 
 SHARES_STORE = 0.3  # in so many runs with a store somebody else uses it, too
 STRANGERS = 0.15  # in so many runs of several nodes somebody comes who does not know the secret
+KNOCKS = 0.4  # in so many runs of several nodes who connects to a keeper knocks first
+SIGNS = 0.35  # so many runs of several nodes with agents have a secret of their own
 FIT_FEWER = ("none", "auto", "copies:2")  # policies that one node less can keep
 
 Launcher = Literal["agents", "foreign"]
@@ -39,7 +41,9 @@ class RunPlan:
     kinds the ranks are, and share; 0: each is of its own. `astray`: a rank, and the step from which
     on it is no replica any more. `job`: its name; `adopts`: it takes over what others have left in
     the store. `strangers`: somebody without the secret comes to keepers' ports
-    (`faults/strangers.py`). `beside`: who else uses the store (`faults/beside.py`)."""
+    (`faults/strangers.py`). `beside`: who else uses the store (`faults/beside.py`). `signs`: the
+    job has a secret of its own, so what stands where the agents meet, and in the store, is
+    signed."""
 
     job: str = "simulated"
     adopts: bool = False
@@ -89,6 +93,7 @@ class RunPlan:
     astray: tuple[int, int] | None = None
     strangers: bool = False
     beside: Beside = ""
+    signs: bool = False
     jumps: bool = False  # of wall clocks, beyond what docs/assumptions.md allows
     wires: Wires = field(default_factory=Wires)
     faults: int = 0
@@ -198,14 +203,17 @@ def _with_what_is_rare(plan: RunPlan, seed: int) -> RunPlan:
     can_have_one_slot = plan.policy.startswith("copies") and plan.min_nodes != 1
     has_one_slot = can_have_one_slot and Random(f"{seed}/one slot").random() < 0.15
     can_do_without = can_shrink and Random(f"{seed}/replaces").random() < 0.5
+    knocks = plan.nodes > 1 and Random(f"{seed}/knocks").random() < KNOCKS
     rare = replace(
         plan,
+        wires=replace(plan.wires, knocks=knocks),
         replaces=not can_do_without,
         hosts=hosts,
         interfaces=interfaces,
         link_streams=link_streams,
         slots=1 if has_one_slot else plan.slots,
         strangers=plan.nodes > 1 and Random(f"{seed}/strangers").random() < STRANGERS,
+        signs=plan.nodes > 1 and is_of_agents and Random(f"{seed}/signs").random() < SIGNS,
     )
     return _with_another(_sharing(rare, seed), seed)
 

@@ -23,6 +23,7 @@ from keepstep.model.wire import Address, Flow, Identity, Span
 from keepstep.ports import Receiver
 from keepstep.sim.protocol.wire.network import Network
 from keepstep.sim.protocol.wire.pipe import Piece, SimSocket
+from keepstep.sim.protocol.wire.porch import Knocking, SimPorch
 from keepstep.sim.protocol.world.world import Process
 
 HANDSHAKE_NS = 5 * S_NS
@@ -203,6 +204,8 @@ class SimPeers:
             entropy=Entropy(lambda: self._chance.randbytes(NONCE_BYTES), network.world.now_ns),
             new_lock=threading.Lock,  # for which nobody waits; cheaper than none that is Python
         )
+        self._porch = SimPorch(process, self.table.new_door(), self.table.neighbours, self._let_in)
+        self._knocking: dict[Knocking, None] = {}
 
     def connect(self, node: int, address: tuple[str, int], incarnation: int) -> None:
         if not self._is_ticking:
@@ -242,17 +245,22 @@ class SimPeers:
 
     def close(self, reason: str) -> None:
         self._is_closed = True
+        for caller in list(self._porch.callers):
+            caller.go()
         links = self.table.say_bye(reason)
         for carrier in list(self.carriers):
             carrier.pump()
         self.table.leave(links, reason)
 
     def process_ended(self) -> None:
-        for carrier in self.carriers:
+        sockets = [carrier.socket for carrier in self.carriers]
+        sockets += [caller.socket for caller in self._porch.callers]
+        sockets += [knocking.socket for knocking in self._knocking]
+        for socket in sockets:
             if self.process.machine.alive:
-                carrier.socket.close()
+                socket.close()
             else:
-                carrier.socket.vanish()
+                socket.vanish()
 
     # for the table: see `Shell`
 
@@ -277,18 +285,53 @@ class SimPeers:
 
     def _dialled(self, link: PeerLink, index: int, found: SimSocket | str) -> None:
         if isinstance(found, str):
-            self.table.unreachable(link, index, found, self._network.world.now_ns)
-            self.dial(link, index)
-            return
-        carrier = SimCarrier(self, found, lambda: self.dial(link, index))
+            self._not_dialled(link, index, found)
+        elif self._network.wires.knocks:
+            self._knock(link, index, found)
+        else:
+            self._talk(link, index, found)
+
+    def _not_dialled(self, link: PeerLink, index: int, why: str) -> None:
+        self.table.unreachable(link, index, why, self._network.world.now_ns)
+        self.dial(link, index)
+
+    def _knock(self, link: PeerLink, index: int, socket: SimSocket) -> None:
+        def knocked(why: str | None) -> None:
+            del self._knocking[knocking]
+            if why is None:
+                self._talk(link, index, socket)
+            else:
+                self._not_dialled(link, index, why)
+
+        knocking = Knocking(socket, self.table.knocker(), knocked)
+        self._knocking[knocking] = None
+        knocking.begin()
+
+    def _talk(self, link: PeerLink, index: int, socket: SimSocket) -> None:
+        carrier = SimCarrier(self, socket, lambda: self.dial(link, index))
         carrier.carry(self.table.dialled(link, index, carrier))
 
     def accept(self, socket: SimSocket) -> None:
+        if not self._network.wires.knocks:
+            self._let_in(socket)
+        elif self._is_closed:
+            socket.close()
+        else:
+            self._chance = socket.chance
+            knock = self.table.knock()
+            self._chance = self._network.random
+            self._porch.receive(socket, knock)
+
+    def _let_in(self, socket: SimSocket, behind: bytes = b"") -> None:
+        """`behind`: what came directly behind the knock."""
+        self._network.on_let_in(socket)
         carrier = SimCarrier(self, socket, _nobody_waits)
         self._chance = socket.chance  # what a stranger brings about is drawn for the stranger
         endpoint = self.table.accepted(carrier, socket.pipe.hosts[0])
         self._chance = self._network.random
         carrier.carry(endpoint)
+        if behind:
+            carrier.arrived([behind])
 
 
 class SimCarrier:

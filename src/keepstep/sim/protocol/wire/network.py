@@ -37,7 +37,8 @@ class Wires:
     `bytes_per_s`: of blocks; frames are small, and take no time of it.
 
     `queue_bytes`: what may wait for one node before a block is refused. `checks`: whether messages
-    cross as the bytes that keepers send. `light`: for large runs, see `light.py`.
+    cross as the bytes that keepers send. `light`: for large runs, see `light.py`. `knocks`: who
+    connects knocks first, see `porch.py`.
     """
 
     latency_ns: int = MS_NS // 5
@@ -54,6 +55,7 @@ class Wires:
     # a dial that nobody answers takes as long as TCP tries; else it fails at once
     dials_wait: bool = False
     light: bool = False
+    knocks: bool = False
 
 
 class Listener(Protocol):
@@ -81,6 +83,8 @@ class Network:
         self.on_send: Callable[[SimLinks, int, MeshMessage], None] | None = None
         self.on_link: Callable[[SimLinks, int], None] = lambda links, node: None
         self.on_hear: Callable[[SimLinks, int, MeshMessage], None] | None = None
+        # Somebody talks to a keeper from now on, who has knocked right where that is asked for.
+        self.on_let_in: Callable[[SimSocket], None] = lambda socket: None
         # Who read the wire: by which end it is sent, and what.
         self.taps: list[Callable[[SimSocket, Sequence[Piece]], None]] = []
         # What arrives within so long of something else arrives with it: one event for many pieces.

@@ -205,6 +205,8 @@ class SimSocket:
         coming = self._coming
         if not coming or self.is_stuck:
             return
+        if self.user is None and network.wires.knocks:
+            return  # who is dialled speaks first there: its kernel keeps that until somebody reads
         if network.is_faulty and not (
             network.flows(self.other.machine, self.machine) and network.is_plugged(self.road)
         ):
