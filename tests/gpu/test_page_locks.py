@@ -81,6 +81,7 @@ def test_a_slot_is_locked_until_it_is_closed(tmp_path: Path) -> None:
         assert training.saved() == {7}
 
 
+PLACINGS = 5
 FILLERS = 2000  # more than there are holes of that size, from what was mapped before
 
 
@@ -95,8 +96,20 @@ def in_between(training: Training) -> tuple[Slot, list[mmap.mmap]]:
         return slot, [*above, mmap.mmap(file.fileno(), 0)]
 
 
-def replaced(training: Training) -> set[int]:
-    """What lies in a file that has taken a locked slot's place, after a copy of 8s."""
+def replaced(home: Path) -> set[int]:
+    """What lies in a file that has taken a locked slot's place, after a copy of 8s. Tried anew
+    where something else took the room: other threads map memory, too."""
+    for number in range(PLACINGS):
+        place = home / str(number)
+        place.mkdir()
+        found = replaced_there(Training(place))
+        if found is not None:
+            return found
+    raise AssertionError("no map lies where the old one lay")
+
+
+def replaced_there(training: Training) -> set[int] | None:
+    """None: the new map lies elsewhere."""
     tmp_path = training.home
     first, fillers = in_between(training)
     training.live.pin(first)
@@ -107,17 +120,18 @@ def replaced(training: Training) -> set[int]:
     gc.collect()  # a copy that this very thread has carried on is in a cycle, and has the map
     first.close()
     second = Slot(MEMORY, tmp_path / "slot-0")
-    assert second.payload_address == address, "no map lies where the old one lay"
-    assert training.live.pin(second) is None
-    training.save(second, 8)
+    is_there = second.payload_address == address
+    if is_there:
+        assert training.live.pin(second) is None
+        training.save(second, 8)
     second.close()
     for filler in fillers:
         filler.close()
-    return training.saved()
+    return training.saved() if is_there else None
 
 
 def test_what_is_mapped_in_place_of_a_replaced_file_gets_the_device_s_bytes(tmp_path: Path) -> None:
-    assert replaced(Training(tmp_path)) == {8}
+    assert replaced(tmp_path) == {8}
 
 
 def test_with_locks_that_outlive_their_map_it_would_not(
@@ -128,7 +142,7 @@ def test_with_locks_that_outlive_their_map_it_would_not(
     addresses: set[int] = set()
     monkeypatch.setattr(PageLocks, "lock", once_for_each_address(PageLocks.lock, addresses))
     try:
-        assert replaced(Training(tmp_path)) != {8}
+        assert replaced(tmp_path) != {8}
     finally:
         for address in addresses:
             CudaPages(torch.device("cuda", torch.cuda.current_device())).unregister(address)

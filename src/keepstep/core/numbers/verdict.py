@@ -188,8 +188,8 @@ def _passing(wrong_runs: Sequence[StepRun], runs: int) -> StepVerdict:
         )
         return StepVerdict(Culprit.HARDWARE, False, _only(s.rank for s in having), where, why)
     in_place = [run for run in wrong_runs if run.way is not Way.SWAPPED]
-    found = [(origins(run) or _differs_alone(run), run) for run in in_place]
-    wrong, run = next(((ranks, run) for ranks, run in found if ranks), (frozenset(), first))
+    origin_of = [(origins(run) or _differs_alone(run), run) for run in in_place]
+    wrong, run = next(((ranks, run) for ranks, run in origin_of if ranks), (frozenset(), first))
     where = _gradient(run, wrong)
     if wrong:
         lasted = "once" if runs == 1 else f"{len(in_place)} runs"
