@@ -24,7 +24,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -41,7 +41,7 @@ from keepstep.edge.torch.frozen_digests import FrozenWay
 from keepstep.edge.torch.numbers.copied import KnownBad, LookAtCopy
 from keepstep.edge.torch.operations import Operation
 from keepstep.edge.torch.page_locks import PageLocks
-from keepstep.edge.torch.plan import CopyShare
+from keepstep.edge.torch.plan import CopyShare, Pair
 from keepstep.edge.torch.state import State
 from keepstep.edge.torch.tree import StateItem
 from keepstep.edge.torch.views import write
@@ -256,12 +256,18 @@ class TensorCopy:
                 wait_s = min(2 * wait_s, LOOK_EVERY_S)
 
     def not_finite(self) -> NotFinite:
-        """Of what stands still: parameters, and the optimizer's state."""
+        """Of parameters, and of the optimizer's state."""
         if self._look is None:
             return NotFinite()
-        if self._device is None or self.plans is None or not self._device.looks:
-            return self._look.not_finite()
-        return self._look.not_finite(self.plans.devices, self._device.suspects())
+        devices: Collection[torch.device] = ()
+        suspects: Sequence[Pair] = ()
+        if self._device is not None and self.plans is not None and self._device.looks:
+            devices, suspects = self.plans.devices, self._device.suspects()
+        # What the slot had already has been looked at as it came there.
+        bad = self._look.not_finite(devices, suspects, with_frozen=self._held is None)
+        if bad:
+            self.frozen.forget(self.slot)
+        return bad
 
     def end(self) -> None:
         """Nobody is to wait for this copy any more."""

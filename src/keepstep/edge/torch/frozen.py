@@ -61,7 +61,7 @@ class FrozenInSlots:
         return held
 
     def forget(self, slot: Slot) -> None:
-        """Some of it is to lie with other ranks."""
+        """Some of it is to lie with other ranks, or is not finite."""
         self._held.pop(slot, None)
 
 

@@ -21,6 +21,7 @@ from keepstep.edge.torch.cuda_pages import CudaPages
 from keepstep.edge.torch.ddp_buckets import FEWEST_RANKS, Buckets
 from keepstep.edge.torch.frozen import FrozenInSlots
 from keepstep.edge.torch.numbers.copied import KnownBad
+from keepstep.edge.torch.numbers.plain_numbers import UPDATED_BY, bad_numbers
 from keepstep.edge.torch.page_locks import PageLocks
 from keepstep.edge.torch.parts import parameters_of
 from keepstep.edge.torch.replicas import ReplicaFinder
@@ -56,7 +57,9 @@ class TorchState:
         if settings.wrong_numbers != "off":
             parts = protected.parts().items()
             protected.known_bad = KnownBad(
-                [path for path, part in parts if isinstance(part, torch.optim.Optimizer)]
+                [path for path, part in parts if isinstance(part, UPDATED_BY)],
+                protected.parameter_addresses,
+                lambda: bad_numbers(protected.parts()),
             )
         self._plans: CopyPlans | None = None  # likewise
         if world_size >= FEWEST_RANKS:

@@ -424,6 +424,14 @@ class Protected:
                         turns.setdefault(_address(value), (number, index_of.get(id(key), 0)))
         return turns
 
+    def parameter_addresses(self) -> set[int]:
+        """Of all parameters that there are, and of what optimizers update besides."""
+        parts = self.parts().values()
+        modules = [part for part in parts if isinstance(part, torch.nn.Module)]
+        found = {_address(p) for module in modules for p in module.parameters()}
+        found |= {_address(part) for part in parts if isinstance(part, torch.nn.Parameter)}
+        return found | {_address(p) for o in self.optimizers for p in parameters_of(o)}
+
     def _frozen_addresses(self) -> frozenset[int]:
         """Of large parameters that do not learn."""
         if not self.lazy:

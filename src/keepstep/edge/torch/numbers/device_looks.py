@@ -67,8 +67,10 @@ class DeviceLooks:
     def _stretch(
         self, device: torch.device, values: torch.Tensor, pairs: Sequence[Pair]
     ) -> Iterator[Stretch]:
-        if not (can_be_bad(values) and values.dtype.is_floating_point and values.numel()):
+        if not (can_be_bad(values) and values.numel()):
             return
+        if values.is_complex():
+            values = torch.view_as_real(values.conj() if values.is_conj() else values)
         known = self._stretches[device]
         norm = self._there[device][len(known)]
         known.append(Stretch(values, pairs, norm))

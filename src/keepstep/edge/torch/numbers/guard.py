@@ -40,6 +40,7 @@ from keepstep.edge.torch.numbers.finite import (
     square_of,
     tensors_in,
 )
+from keepstep.edge.torch.numbers.plain_numbers import UPDATED_BY, bad_numbers
 from keepstep.edge.torch.numbers.products import Products
 from keepstep.edge.torch.numbers.update_replay import UpdateReplay
 from keepstep.edge.torch.numbers.watched_run import WatchedRun
@@ -312,14 +313,17 @@ class Guard:
         )
 
     def _bad_moments(self) -> dict[str, bool]:
-        names = tensor_names(self._protected.parts())
-        return bad_kinds(
+        """And numbers that updates are made with."""
+        parts = self._protected.parts()
+        names = tensor_names(parts)
+        moments = bad_kinds(
             (f"{key} of {names.get(id(parameter), 'a parameter')}", value)
             for optimizer in self._protected.optimizers
             for parameter, state in optimizer.state.items()
             for key, value in state.items()
             if isinstance(value, torch.Tensor)
         )
+        return {**moments, **bad_numbers(parts)}
 
     def _modules(self) -> dict[str, torch.nn.Module]:
         parts = self._protected.parts()
@@ -330,7 +334,7 @@ class Guard:
 
     def _optimizer_paths(self) -> set[str]:
         parts = self._protected.parts()
-        return {path for path, p in parts.items() if isinstance(p, torch.optim.Optimizer)}
+        return {path for path, p in parts.items() if isinstance(p, UPDATED_BY)}
 
     def hand_over_batches(self, role: int) -> None:
         """The next step here takes the batches that rank `role` took in the one that is over."""
