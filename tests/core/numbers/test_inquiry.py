@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from keepstep.core.numbers.inquiry import (
     COOLING_RUNS,
     SKIPS,
+    SPOILT_RUNS,
     CountIt,
     Leave,
     LetBe,
@@ -176,6 +177,15 @@ def test_where_nobody_is_to_stop_what_comes_again_is_left_out_or_let_be() -> Non
     of_state = [role(w, 0, sign=Sign.STATE, gave_bad_at=None) for w in (Way.FIRST, Way.AGAIN)]
     act = next_act(STEP, of_state, undoes)
     assert isinstance(act, LetBe) and act.is_meant, "its gradients are finite"
+    spoilt = [role(Way.FIRST, 0), *of_state[1:]]
+    for _ in range(SPOILT_RUNS - 1):  # its first run had made gradients that were not
+        act = next_act(STEP, spoilt, undoes)
+        assert isinstance(act, RunIt) and act.way is Way.AGAIN
+        spoilt.append(of_state[1])
+    act = next_act(STEP, spoilt, undoes)
+    assert isinstance(act, LetBe) and not act.is_meant, "no program means that"
+    unseen = [role(w, 0, sign=Sign.STATE, looked=False, bad_batch=("0",)) for w in Way][:2]
+    assert isinstance(next_act(STEP, unseen, undoes), SkipIt), "nobody has seen its gradients"
     swapped = [*of_state, role(Way.SWAPPED, 0, sign=Sign.STATE, gave_bad_at=None)]
     act = next_act(STEP, swapped, undoes)
     assert isinstance(act, RunIt) and act.way is Way.AGAIN, "another's state counts for nobody"

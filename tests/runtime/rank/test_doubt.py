@@ -146,6 +146,9 @@ class Machine:
     doubted: int | None = None
     epoch: int = 0
     withholds: bool = True  # updates with wrong gradients, of those that it looks at
+    updates_wrong: dict[int, int] = field(
+        default_factory=dict
+    )  # as `errs`, though gradients are right
     nan_from: int | None = None  # what the program puts there in that step
     puts_right_in: int | None = None  # the program replaces a bad state by itself
     noise: float | None = None  # by which a gradient differs in each run; None: has no digest
@@ -254,6 +257,9 @@ class Machine:
             self.saw_wrong = True
         becomes_state = not self.withholds or (self.spoils and not self.is_looking)
         is_spoilt = self.saw_wrong and becomes_state
+        if self.updates_wrong.get(step, 0) > 0:
+            self.updates_wrong[step] -= 1
+            is_spoilt = True
         if step == self.puts_right_in:
             self.state = list(range(step))
             is_spoilt = self.saw_wrong = False
@@ -850,6 +856,25 @@ def test_values_that_a_program_puts_there_are_its_own(entered: bool) -> None:
     assert ranks.errors == [None, None] and ranks.states == [list(range(20))] * 2
     assert [machine.learnt for machine in ranks.machines] == [1, 1]
     assert all(machine.snapshots[-1][0] == 19 for machine in ranks.machines), "it is protected"
+
+
+@pytest.mark.parametrize("runs", [1, 2, 5, None])
+@pytest.mark.parametrize("every", [1, 4])
+def test_an_update_that_spoils_all_that_follows_is_meant_by_nobody(
+    every: int, runs: int | None
+) -> None:
+    """The gradients of its own step are finite, those behind it are not. Healthy batches were left
+    out, and no good snapshot was kept."""
+    ranks = undoing(every=every)
+    ranks.machines[1].updates_wrong = {6: 10**6 if runs is None else runs}
+    ranks.train(20)
+    assert ranks.errors == [None, None]
+    assert not any(journal.of("meant") for journal in ranks.journals)
+    assert not any(machine.skipped for machine in ranks.machines)
+    if runs is None:
+        assert {machine.snapshots[-1][0] for machine in ranks.machines} == {5}
+    else:
+        assert ranks.states == [list(range(20))] * 2
 
 
 def test_a_state_that_its_program_replaces_is_taken_back_by_nobody() -> None:

@@ -10,7 +10,8 @@
                                   number, counts as it is, or its batch is skipped: by policy
 
 Where nothing is to be done but to undo what a device or a batch has done, nobody stops: what comes
-again and cannot be left out goes on as the program has it.
+again and cannot be left out goes on as the program has it. A state that is not finite after
+gradients that are is the program's own, unless gradients behind it were not: then it was no good.
 
 Comes in: the runs so far. Goes out: the next act, with its verdict. Never waits, never acts.
 
@@ -30,6 +31,7 @@ from keepstep.model.units import MS_NS, counted
 COOLING_RUNS = 64
 FIRST_PAUSE_NS = 10 * MS_NS
 LONGEST_PAUSE_NS = 200 * MS_NS
+SPOILT_RUNS = 8  # likewise where an update is wrong, and nobody can tell a device from the program
 SKIPS = 3  # batches within so many steps; more is no matter of single batches
 SKIPS_WITHIN_STEPS = 1000
 
@@ -129,8 +131,8 @@ def next_act(step: int, runs: Sequence[StepRun], rules: Rules) -> Act:
         )
         return RunIt(Way.SWAPPED, why)
     if verdict.culprit is Culprit.HARDWARE:
-        return _undone(step, last, verdict, rules, _cool(step, runs, verdict))
-    act = _undone(step, last, verdict, rules, _skip_or_stop(step, last, verdict, rules))
+        return _undone(step, runs, verdict, rules, _cool(step, runs, verdict))
+    act = _undone(step, runs, verdict, rules, _skip_or_stop(step, last, verdict, rules))
     if last.is_finite and not (isinstance(act, SkipIt) and rules.skips_spikes):
         return _take_as_it_is(step, last, verdict)
     return act
@@ -158,30 +160,41 @@ def told(run: StepRun) -> str:
 def _cool(step: int, runs: Sequence[StepRun], verdict: StepVerdict) -> RunIt | Leave | Stop:
     tried = sum(run.way is Way.AGAIN for run in runs)
     if tried < COOLING_RUNS:
-        pause_ns = min(LONGEST_PAUSE_NS, FIRST_PAUSE_NS * 2 ** min(tried - 1, 20))
         why = f"step {step} is run again, to see whether it lasts: {verdict.why}"
-        return RunIt(Way.AGAIN, why, pause_ns)
+        return RunIt(Way.AGAIN, why, _pause_ns(runs))
     why = f"{verdict.why}; it still does after {counted(tried, 'run')} of step {step}"
     if verdict.rank is None:
         return Stop(verdict, why)
     return Leave(replace(verdict, why=why))
 
 
-def _undone(step: int, last: StepRun, verdict: StepVerdict, rules: Rules, act: Act) -> Act:
+def _pause_ns(runs: Sequence[StepRun]) -> int:
+    tried = sum(run.way is Way.AGAIN for run in runs)
+    return min(LONGEST_PAUSE_NS, FIRST_PAUSE_NS * 2 ** min(tried - 1, 20))
+
+
+def _undone(
+    step: int, runs: Sequence[StepRun], verdict: StepVerdict, rules: Rules, act: Act
+) -> Act:
     """The same act, or what takes its place where nobody is to stop."""
+    last = runs[-1]
     if not rules.only_undoes or not isinstance(act, (SkipIt, Stop)) or last.is_finite:
         return act
-    is_meant = all(seen.signs in ((), (Sign.STATE,)) for seen in last.seen)
-    if isinstance(act, SkipIt) and not is_meant:
+    is_of_state = all(seen.signs in ((), (Sign.STATE,)) for seen in last.seen)
+    if isinstance(act, SkipIt) and not (is_of_state and all(seen.looked for seen in last.seen)):
         return act
     if last.way is not Way.AGAIN:
         return RunIt(Way.AGAIN, f"step {step} is run again, and counts then: {verdict.why}")
-    if is_meant:
+    has_spoilt = any(sign is not Sign.STATE for seen in runs[0].seen for sign in seen.signs)
+    if is_of_state and not has_spoilt:
         why = f"the gradients of step {step} are finite: what is not in its state is the program's"
-    else:
-        told_why = act.why if isinstance(act, Stop) else verdict.why
-        why = f"{told_why}. Training goes on as it is; nothing of it is kept from step {step} on"
-    return LetBe(verdict, is_meant, why)
+        return LetBe(verdict, True, why)
+    if is_of_state and sum(run.way is Way.AGAIN for run in runs) < SPOILT_RUNS:
+        why = f"step {step} is run again, to see whether its update stays wrong: {verdict.why}"
+        return RunIt(Way.AGAIN, why, _pause_ns(runs))
+    told_why = act.why if isinstance(act, Stop) else verdict.why
+    why = f"{told_why}. Training goes on as it is; nothing of it is kept from step {step} on"
+    return LetBe(verdict, False, why)
 
 
 def _take_as_it_is(step: int, last: StepRun, verdict: StepVerdict) -> RunIt | CountIt:
