@@ -286,6 +286,21 @@ def test_by_default_it_is_undone_by_itself(
     assert outcome.of("restart") == []
 
 
+@pytest.mark.parametrize("site", ["update", "rate"])
+def test_by_default_what_an_update_is_made_with_or_makes_is_undone(
+    tmp_path: Path, place: Path, site: str
+) -> None:
+    """NaN that finite gradients lead to: it was taken for the program's, and healthy batches were
+    left out. A device makes it in six updates, which is more than one step and its second run."""
+    plant = Plant(site, 1, 9, layer=2, runs=6 if site == "update" else 1)
+    options = ("--look-every-steps", "1")
+    outcome = train(tmp_path, Planting(STEPS, (plant,), seals=True), *options, every=None)
+    assert outcome.code == 0, outcome.log
+    assert outcome.of("meant") == outcome.of("batch-skipped") == []
+    assert outcome.digests == undisturbed(place)
+    assert_no_bad_stamp_was_resumed_from(outcome, 9)
+
+
 @pytest.mark.everyday
 def test_by_default_ranks_that_share_nothing_are_neither_stopped_nor_waited_for(
     tmp_path: Path,

@@ -31,16 +31,17 @@ from keepstep.testing.number_faults import flip
 FEATURES, BATCH = 12, 4
 SEALED_WITHIN_S = 60.0
 FLIPPED_BIT = 20
-SITES = ("batch", "weight", "gradient", "moment", "reduced", "flip")
+SITES = ("batch", "weight", "gradient", "moment", "reduced", "flip", "update", "rate")
 
 
 @dataclass(frozen=True, slots=True)
 class Plant:
     """site: `batch` (a row of the data set), `weight` and `moment` (of the optimizer; in memory),
     `gradient` (a rank's own, as its device computes it), `reduced` (what one rank was given as the
-    sum), `flip` (a bit of a weight, in memory, in front of the update). layer: of the parameter.
-    runs: a device computes wrong in so many runs of a step, from the first run of step `step` on;
-    0: for ever. value: what is planted; a gradient is multiplied by it."""
+    sum), `flip` (a bit of a weight, in memory, in front of the update), `update` (a weight, as it
+    is computed from right gradients), `rate` (of learning, as a body ends). layer: of the
+    parameter. runs: a device computes wrong in so many runs of a step, from the first run of step
+    `step` on; 0: for ever. value: what is planted; a gradient is multiplied by it."""
 
     site: str
     rank: int
@@ -126,6 +127,15 @@ class Planter:
             gradient = self._layers[plant.layer].weight.grad
             assert gradient is not None
             gradient[0, 1] = plant.value
+
+    def after_update(self) -> None:
+        """The body is nearly over."""
+        for plant in self._due("update", at_once=True):
+            with torch.no_grad():
+                self._layers[plant.layer].weight[0, 1] = plant.value
+        for plant in self._due("rate", at_once=True):
+            for group in self._optimizer.param_groups:
+                group["lr"] = plant.value
 
     def _computed(self, layer: int, gradient: torch.Tensor) -> torch.Tensor:
         """By this rank's device, before anything of its peers is added."""
@@ -224,6 +234,7 @@ def train(planting: Planting) -> str:
             scaler.step(optimizer)
             scaler.update()
             schedule.step()
+            planter.after_update()
             job.state["trail"] = digest([job.state["trail"], float(loss), batch])
             job.report(loss=loss)
 

@@ -170,7 +170,7 @@ def _cool(step: int, runs: Sequence[StepRun], verdict: StepVerdict) -> RunIt | L
 
 def _pause_ns(runs: Sequence[StepRun]) -> int:
     tried = sum(run.way is Way.AGAIN for run in runs)
-    return min(LONGEST_PAUSE_NS, FIRST_PAUSE_NS * 2 ** min(tried - 1, 20))
+    return min(LONGEST_PAUSE_NS, FIRST_PAUSE_NS << min(tried - 1, 20))
 
 
 def _undone(
