@@ -47,6 +47,8 @@ def test_each_number_that_an_update_is_made_with_is_told() -> None:
 
 
 def test_a_learning_rate_that_is_a_tensor_is_told_too() -> None:
-    rate = torch.tensor(math.nan)
-    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], rate)
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], rate, foreach=False)
+    rate.fill_(math.nan)
+    optimizer.param_groups[0]["lr"] = rate
     assert bad_numbers({"o": optimizer}) == {"o.param_groups.0.lr": True}
