@@ -22,6 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 STEPS = 24
 UNCAPTURED = Path(__file__).parents[1] / "programs" / "uncaptured.py"
 APART = UNCAPTURED.with_name("apart.py")
+KEEPER_STOPS = UNCAPTURED.with_name("keeper_stops.py")
 NAN = float("nan")
 
 
@@ -50,6 +51,7 @@ def train(
     ranks: int = 2,
     every: int | None = 1,
     uncaptured: str = "",
+    program: Path | None = None,
 ) -> Outcome:
     """`every`: steps that are looked at; None: no option says anything, as by default."""
     results, arena = room / "results", room / "arena"
@@ -61,8 +63,9 @@ def train(
     if every is not None:
         command += ["--wrong-numbers", "skip", "--look-every-steps", str(every)]
     command += ["--state-dir", str(room / "state"), "--grace-s", "0", *options]
-    program = [str(UNCAPTURED)] if uncaptured else ["-m", "keepstep.testing.wrong_numbers"]
-    command += [*program, str(plan), str(results)]
+    script = UNCAPTURED if uncaptured else program
+    module = ["-m", "keepstep.testing.wrong_numbers"]
+    command += [*(module if script is None else [str(script)]), str(plan), str(results)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "UNCAPTURED": uncaptured}
     ended = subprocess.run(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240
@@ -284,6 +287,19 @@ def test_by_default_it_is_undone_by_itself(
     elif step == 16:
         assert (culprit, rank, where) == ("hardware", 1, "model.5.weight")
     assert outcome.of("restart") == []
+
+
+def test_who_stands_behind_a_step_waits_for_a_keeper_that_answers(
+    tmp_path: Path, place: Path
+) -> None:
+    """The keeper is stopped as rank 0 stands there; without one nobody knows who else does."""
+    plants = (Plant("weight", 1, 9, layer=2),)
+    outcome = train(tmp_path, Planting(STEPS, plants), every=None, program=KEEPER_STOPS)
+    assert outcome.code == 0, outcome.log
+    assert len(outcome.of("keeper-stuck")) == 1
+    assert outcome.digests == undisturbed(place)
+    assert_no_bad_stamp_was_resumed_from(outcome, 9)
+    assert outcome.of("restart") == [] and len(outcome.verdicts) == 1
 
 
 @pytest.mark.parametrize("site", ["update", "rate"])

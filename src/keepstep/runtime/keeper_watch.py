@@ -34,6 +34,7 @@ class KeeperWatch:
         self._box: Box | None = None  # that is looked at
         self._looks = 0  # since the keeper was heard last
         self._is_looking = False
+        self.times_heard = 0
 
     @property
     def is_silent(self) -> bool:
@@ -53,6 +54,13 @@ class KeeperWatch:
     def heard(self) -> None:
         """The keeper has said something."""
         self._looks = 0
+        self.times_heard += 1
+
+    def ask(self) -> None:
+        """Have the keeper say that it is there."""
+        self.begin()
+        if self._box is not None:
+            self._box.send(AreYouThere())
 
     def _look(self) -> None:
         box = self._awaited()

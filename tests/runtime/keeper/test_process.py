@@ -24,7 +24,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def lock(settings: Settings) -> Iterator[JobLock]:
-    lock = JobLock(settings)
+    lock = JobLock(settings, "rank 0")
     yield lock
     lock.close()
 
@@ -34,7 +34,7 @@ def test_one_has_it_and_says_what_it_acts_on(settings: Settings, lock: JobLock) 
     assert is_held(settings.job_dir / LOCK)
     [told] = [path for path in settings.job_dir.iterdir() if path.name != LOCK]
     assert json.loads(told.read_text())["redundancy"] == settings.redundancy
-    other = JobLock(settings)
+    other = JobLock(settings, "rank 0")
     assert not other.take() and not other.is_of_directory()
     other.close()
     assert lock.is_of_directory()
@@ -48,7 +48,7 @@ def test_a_directory_that_was_removed_is_not_ours_any_more(
     lock.take()
     shutil.rmtree(settings.job_dir)
     assert not lock.is_of_directory()
-    next_one = JobLock(settings)
+    next_one = JobLock(settings, "rank 0")
     assert next_one.take()
     assert not lock.is_of_directory(), "it is the next keeper's"
     next_one.close()
@@ -57,7 +57,7 @@ def test_a_directory_that_was_removed_is_not_ours_any_more(
 def test_the_keeper_before_may_remove_the_directory_between_two_tries(
     settings: Settings, lock: JobLock
 ) -> None:
-    before = JobLock(settings)
+    before = JobLock(settings, "rank 0")
     assert before.take() and not lock.take()
     os.rename(settings.job_dir, settings.job_dir.with_name("j.ending-1"))
     before.close()

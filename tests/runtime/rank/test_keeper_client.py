@@ -168,7 +168,11 @@ def test_a_keeper_that_takes_over_hears_of_the_step_where_this_rank_stands(line:
     elsewhere = HaltWord(1, 2, 3, 8, 1, "leaves")
     line.client.say_of_halt(stands, is_kept=True)
     line.client.say_of_halt(elsewhere, is_kept=False)
-    assert line.room.keepers.box.sent[-2:] == [stands, elsewhere]
+    asked = AreYouThere()  # nothing else need be said before all stand there
+    assert line.room.keepers.box.sent[-3:] == [stands, asked, elsewhere]
+    assert line.client.is_halt_unheard
+    line.room.keepers.box.says(StillHere())
+    assert not line.client.is_halt_unheard
     line.room.keepers.box.dies()
     assert line.room.keepers.box.sent == [Attach(1, 2), stands]
     line.client.forget_halt()

@@ -67,6 +67,11 @@ class Halting:
         """Whether it is known what becomes of where this rank stands."""
         return self.found is not None or bool(self.why_void)
 
+    @property
+    def is_unheard(self) -> bool:
+        """Whether no keeper says anything since this rank has said where it stands."""
+        return self._keeper.is_halt_unheard
+
     def leave(self) -> None:
         """It has waited for too long: nobody goes without its word, and it is not to agree any
         more. Whoever has agreed stays."""

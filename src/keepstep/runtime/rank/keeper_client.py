@@ -94,14 +94,15 @@ class KeeperClient:
         self._tickets = itertools.count(1)
         self._waiting: dict[int, Answered] = {}
         self._halt: HaltWord | None = None  # what it has said last about one, while that matters
+        self._heard_before_halt = 0  # so often the keeper had been heard when that was said
         self._said_goodbye = False
         self._is_over = False
         self._watch = KeeperWatch(world.timers, world.journal, world.keepers, self._awaited)
 
     def _awaited(self) -> Box | None:
         """The keeper's connection, while this rank waits for an answer."""
-        waits = self._join is not None or self._listening is not None or bool(self._waiting)
-        return self._box if waits else None
+        asks = self._join is not None or self._listening is not None or bool(self._waiting)
+        return self._box if asks or self._halt is not None else None
 
     @property
     def is_silent(self) -> bool:
@@ -262,9 +263,15 @@ class KeeperClient:
     def say_of_halt(self, word: HaltWord, is_kept: bool) -> None:
         """About a halt. `is_kept`: each keeper that follows is to hear it, too, until another word
         is kept."""
-        if is_kept:
-            self._halt = word
         self._send(word)
+        if is_kept:
+            self._halt, self._heard_before_halt = word, self._watch.times_heard
+            self._watch.ask()  # nothing else need be said before all ranks stand there
+
+    @property
+    def is_halt_unheard(self) -> bool:
+        """Whether no keeper has said anything since this rank's word about a halt."""
+        return self._watch.times_heard == self._heard_before_halt
 
     def forget_halt(self) -> None:
         """Nothing that was said about one matters any more."""
