@@ -17,7 +17,11 @@ stand = Halting.stand
 
 def stop_the_keeper(self: Halting, *given: Any) -> None:
     journal = Path(sys.argv[1]).parent / "state" / "j" / "journal.jsonl"
-    keepers = [e for e in map(json.loads, journal.read_text().splitlines()) if e["kind"] == "keeper-started"]
+    keepers = [
+        e
+        for e in map(json.loads, journal.read_text().splitlines())
+        if e["kind"] == "keeper-started"
+    ]
     if len(keepers) == 1 and os.environ["RANK"] == "0":
         os.kill(keepers[0]["data"]["pid"], signal.SIGSTOP)
     stand(self, *given)
