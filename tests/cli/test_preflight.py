@@ -146,6 +146,9 @@ def test_options_reach_the_request(ends: Any, tmp_path: Path) -> None:
         (["--nnodes", "2"], "--rdzv-endpoint: expected host:port at which the 2 nodes meet"),
         (["--nnodes", "2", "--node-rank", "2", *FLEET[2:]], "--node-rank: expected 0 to 1"),
         (["--only", "memory,disks"], "found 'disks'"),
+        (["--only", "disk,network"], "found 'network', which needs several nodes (--nnodes)"),
+        (["--only", "ring"], "found 'ring', which needs several ranks"),
+        (["--only", "disk", "--skip", "disk"], "--skip: expected to leave a check that can run"),
         (["--skip", "no"], "--skip: expected some of static"),
         (["--memory", "lots"], "--memory: expected a size such as 64m or 4g, found 'lots'"),
         (["--memory", "1k"], "expected at least 1m"),
@@ -158,6 +161,18 @@ def test_options_reach_the_request(ends: Any, tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused(words: list[str], said: str) -> None:
     result = run(*words)
     assert result.exit_code == 2 and said in " ".join(result.output.split())
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, ends: Any
+) -> None:
+    ends(healthy(1).evidence())
+    assert run("--only", "pcie").exit_code == 0
+    monkeypatch.setattr(
+        keepstep.cli.preflight, "read_machine", lambda *asked: with_facts({"gpus.on_bus": 0})
+    )
+    result = run("--only", "pcie")
+    assert result.exit_code == 2 and "'pcie', which needs a GPU, and there" in result.output
 
 
 @pytest.mark.parametrize("text", ["x=nan", "x=-1", "x=inf", "x=", "=1"])

@@ -46,7 +46,7 @@ from keepstep.model.messages.preflight import CheckOutcome, CheckReading, FleetT
 from keepstep.model.units import MIB
 from keepstep.runtime.preflight.local_checks import Efforts
 from keepstep.runtime.preflight.process import FleetPlace, run_preflight
-from keepstep.runtime.preflight.request import PreflightRequest
+from keepstep.runtime.preflight.request import PreflightRequest, refuse_what_cannot_run
 
 INTERRUPTED = 130
 LOOPBACK = "127.0.0.1"
@@ -145,6 +145,7 @@ def preflight(
         wait_s=wait,
         floors=parse_floors(floor or []),
     )
+    refuse_what_cannot_run(request)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with _ended_as_by_ctrl_c():
         end = run_preflight(

@@ -459,7 +459,7 @@ def test_a_slower_processor_is_slow_in_the_body_not_in_its_larger_pass(
 ) -> None:
     _, slow = first_named(Steps(ranks, seed, slow=1, factor=factor), ONSET + 500)
     assert (slow.rank, slow.section) == (1, Section.COMPUTE)
-    assert "its forward and backward pass takes" in slow.why
+    assert "its step's body (all but data and update) takes" in slow.why
 
 
 def test_a_pass_that_is_a_small_part_of_the_step_alarms_nobody() -> None:

@@ -110,7 +110,7 @@ MEANINGS: dict[SlowCause, str] = {
 HINDERED: tuple[SlowCause, ...] = ("quota", "memory", "neighbour")
 SECTION_WORDS = {
     Section.DATA: "data",
-    Section.COMPUTE: "forward and backward pass",
+    Section.COMPUTE: "step's body (all but data and update)",
     Section.UPDATE: "update",
     Section.HOOK: "time in keepstep",
     Section.FORWARD: "forward pass",

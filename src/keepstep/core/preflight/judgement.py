@@ -272,7 +272,13 @@ def _samples(evidence: FleetEvidence, quantity: str) -> dict[int, tuple[int, ...
 
 
 def _notes(evidence: FleetEvidence, findings: list[PreflightFinding]) -> tuple[str, ...]:
-    notes = [f"{name} was left out: {why}" for name, why in evidence.skipped.items()]
+    left_out: dict[str, list[str]] = defaultdict(list)
+    for name, why in evidence.skipped.items():
+        left_out[why].append(name)
+    notes = [
+        f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} left out: {why}"
+        for why, names in left_out.items()
+    ]
     if len(evidence.hosts) < FEWEST_NODES:
         notes.append(
             f"{counted(len(evidence.hosts), 'node')}: no fleet to compare with, figures are held "

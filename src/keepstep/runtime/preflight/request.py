@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from keepstep.core.preflight import catalogue
 from keepstep.core.preflight.catalogue import CHECKS, PreflightCheck
 from keepstep.core.preflight.selection import choose
+from keepstep.errors import ConfigError
 from keepstep.model.messages.preflight import CheckReading, CheckRecord, PreflightPlan
 from keepstep.runtime.preflight.local_checks import Efforts
 
@@ -37,6 +38,21 @@ class PreflightRequest:
     has_device: bool = False
     wait_s: float = 300.0
     floors: Mapping[str, int] = field(default_factory=dict)
+
+
+def refuse_what_cannot_run(request: PreflightRequest) -> None:
+    """What was asked for by name and cannot run with these options would pass unseen: all that was
+    measured would be in order. Raises ConfigError."""
+    for check in CHECKS:
+        why_not = _why_not(request, check)
+        if not why_not and check.name == catalogue.PCIE and request.nodes == 1:
+            why_not = "" if request.has_device else "needs a GPU, and there is none"
+        if why_not and check.name in request.only - request.skip:
+            raise ConfigError(
+                f"--only: expected checks that can run here, found {check.name!r}, which {why_not}"
+            )
+    if all(_why_not(request, check) for check in CHECKS):
+        raise ConfigError("--skip: expected to leave a check that can run here, found none left")
 
 
 def plan_checks(request: PreflightRequest, past: Mapping[str, CheckRecord]) -> PreflightPlan:
