@@ -132,6 +132,13 @@ class Judgement:
             self._witnesses[answer.probe] = self._witness(answer.probe)
         self._witnesses[answer.probe].hear(answer)
 
+    def lose(self, why: str) -> None:
+        """The process that runs the probes is gone: what it saw counts no more. Each probe has to
+        answer anew, though another process may say at once that it lives."""
+        for witness in self._witnesses.values():
+            witness.blind = why
+            witness.numbers = ()
+
     def is_silent(self, now_ns: int) -> bool:
         """Whether the process that runs the probes has not been heard of for too long."""
         return now_ns - self._heard_ns > SILENT_NS
