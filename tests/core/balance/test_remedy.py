@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from keepstep.core.balance.remedy import SWAP_NS, SlowFacts, remedy
+from keepstep.core.balance.remedy import MOST_SHARED, SWAP_NS, SlowFacts, remedy
 from keepstep.model.step_work import Section, Slow
 from keepstep.model.units import MS_NS
 
@@ -67,6 +67,13 @@ def test_where_micro_batches_are_shared_the_price_is_what_is_left() -> None:
 
 def test_too_few_to_share_are_not_shared() -> None:
     assert remedy(replace(FACTS, costs_ns=COSTS, total=7)).rung == "observe"
+
+
+@pytest.mark.timeout(20)
+def test_more_than_anybody_shares_holds_up_nobody() -> None:
+    """A damaged page may claim any number, and whoever decides this watches the ranks besides."""
+    assert remedy(replace(FACTS, costs_ns=COSTS, total=MOST_SHARED)).rung == "rebalance"
+    assert remedy(replace(FACTS, costs_ns=COSTS, total=1 << 62)).rung == "observe"
 
 
 @pytest.mark.parametrize("costs", [{}, COSTS])

@@ -73,3 +73,10 @@ def test_what_noise_may_have_made_is_of_the_body() -> None:
     longer = took(107, 30, 67)
     assert slow_part_of([longer] * 3, before) is BODY
     assert slow_part_of([longer] * 3, [took(100, 30, 60)] * 30) is BACKWARD
+
+
+def test_a_clock_that_went_back_ends_nobody() -> None:
+    """Sums that begin anew, or a page that somebody has damaged, make a block of less than none."""
+    back = {BODY: -1.3e10, FORWARD: -4e9, BACKWARD: -8e9}
+    now = [back, *[took(150, 80, 60)] * 4]
+    assert slow_part_of(now, [took(100, 30, 60)] * 30) is FORWARD

@@ -120,6 +120,38 @@ def test_a_blind_probe_makes_its_parts_unknown_at_once(probe: str) -> None:
     assert f"probe {probe}: no answer within 1.5 s" in why
 
 
+class _Unreadable(Judge):
+    """A judge that trips over what it is shown."""
+
+    def add(self, readings: Sequence[PartReading], at_ns: int) -> list[PartHealth]:
+        raise ValueError("what is this?")
+
+
+def test_what_a_judge_cannot_read_makes_its_parts_unknown_until_it_reads_again() -> None:
+    node = Node(ALL)
+    node.run(120 * S_NS)
+    witness = node.judgement._witnesses["kernel"]
+    sees, witness.judge = witness.judge, _Unreadable()
+    with pytest.raises(ValueError):
+        node.judgement.hear(good("kernel", node.now_ns))
+    assert node.health()["kernel"] == "unknown"
+    assert {health for part, health in node.health().items() if part != "kernel"} == {"ok"}
+    witness.judge = sees
+    node.run(10 * S_NS)
+    assert set(node.health().values()) == {"ok"}
+
+
+def test_what_a_lost_prober_saw_counts_no_more_whatever_the_next_one_says() -> None:
+    node = Node(ALL)
+    node.run(120 * S_NS)
+    node.judgement.lose("the process that runs the probes ended with -9")
+    assert set(node.health().values()) == {"unknown"} and not node.judgement.numbers(node.now_ns)
+    node.judgement.hear(ProbeAnswer(BEAT, node.now_ns, 0, ""))
+    assert set(node.health().values()) == {"unknown"}
+    node.run(30 * S_NS)
+    assert set(node.health().values()) == {"ok"}
+
+
 def test_the_silence_of_the_prober_makes_all_unknown_within_30_s() -> None:
     node = Node(ALL)
     node.run(120 * S_NS)

@@ -271,3 +271,11 @@ def test_a_spell_begins_and_ends_with_three_looks() -> None:
     spell = Spell()
     seen = [spell.look(bool(int(each))) for each in "1101110010001"]
     assert [int(each) for each in seen] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0]
+
+
+def test_of_what_nothing_can_be_read_nobody_says_that_it_is_well() -> None:
+    """Though its neighbour can be read, which is all that the probe's canary asks."""
+    gpus = [GpuReading("0000:01:00", temperature_c=50), GpuReading("0000:02:00", used_ratio=0.5)]
+    assert [part.health for part in Gpus().add(gpus, S_NS)] == ["ok", "unknown"]
+    nics = [NicReading("eth0", True, 2, 9, 0, 0), NicReading("eth1", True, None, 0, 0, 0)]
+    assert [part.health for part in Nics().add(nics, S_NS)] == ["ok", "unknown"]

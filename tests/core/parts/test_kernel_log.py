@@ -93,3 +93,20 @@ def test_the_table_says_where_it_is_from() -> None:
 )
 def test_an_address_has_one_form(address: str) -> None:
     assert bus_of(address) == "0000:3b:00"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "NVRM: Xid (PCI:....): 79, pid=1",
+        "NVRM: Xid (PCI:0000:): 79, pid=1",
+        "NVRM: Xid (:::::): 79, pid=1",
+        f"NVRM: Xid (PCI:{'f' * 5000}): 79, pid=1",
+        f"NVRM: Xid (PCI:0000:3b:00): {'9' * 5000}, pid=1",
+    ],
+    ids=lambda odd: odd[:40],
+)
+def test_a_line_that_nobody_understands_does_not_hide_the_one_beside_it(odd: str) -> None:
+    lost = KernelLine(2 * S_NS, "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus")
+    found = KernelLog(TABLE).add([KernelLine(S_NS, odd), lost], 2 * S_NS)
+    assert "gpu 0000:3b:00" in [part.part for part in found if part.health == "bad"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -56,7 +57,7 @@ GROUPS = st.lists(
 ).map(tuple)
 
 
-@given(st.builds(StepWork, *[COUNTS] * 3, *SUMS, GROUPS))
+@given(st.builds(StepWork, COUNTS, COUNTS, st.just(1 << 60), *SUMS, GROUPS))
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, written: StepWork
 ) -> None:
@@ -136,3 +137,28 @@ def test_a_block_has_the_groups_in_which_something_was_entered_meanwhile() -> No
     entered = GroupEntries(7, 15, 1), GroupEntries(8, 2), GroupEntries(9, 1), GroupEntries(6, 0, 3)
     found = block_between(older, work(10)._replace(groups=entered)).groups
     assert found == (GroupEntries(7, 5), GroupEntries(6, 0, 3)), "9 has begun to count anew"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"own_ns": (-(1 << 62),) * len(Section)},
+        {"own_ns": (1 << 62,) * len(Section)},
+        {"device_ns": (1 << 62,) * len(Section)},
+        {"wait_ns": -(1 << 62)},
+        {"tokens": -1},
+        {"micro_batches": -(1 << 63)},
+        {"groups": (GroupEntries(7, -1),)},
+    ],
+    ids=str,
+)
+def test_what_no_rank_can_have_counted_reads_as_nothing(
+    path: Path, writer: StepWorkWriter, odd: dict[str, Any]
+) -> None:
+    writer.write(work(5))
+    reader = StepWorkReader(MEMORY, path)
+    newest = reader.newest()
+    assert newest == work(5)
+    writer.write(work(6)._replace(**odd))
+    assert reader.newest() is None and reader.at(5, newest) is None
+    reader.close()

@@ -11,7 +11,7 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.step_work_page import StepWorkWriter, work_path
 from keepstep.model.parts import PartHealth
 from keepstep.model.step_work import GroupEntries, Hindrance, Section, StepWork, Timing, WorkBlock
-from keepstep.model.units import MS_NS
+from keepstep.model.units import MS_NS, S_NS
 from keepstep.runtime.agent.slow_ranks import TICK_NS, SlowRanks
 from keepstep.runtime.agent.steps_board import StepsBoard
 from tests.core.slow_steps import Steps
@@ -106,9 +106,12 @@ class Node:
             page.close()
 
 
+UP_NS = 24 * 3600 * S_NS  # for so long the machine has been up
+
+
 def _zero(step: int, epoch: int) -> StepWork:
     none = (0,) * len(Section)
-    return StepWork(step, epoch, 0, none, none, 0, none, 0, 0)
+    return StepWork(step, epoch, UP_NS, none, none, 0, none, 0, 0)
 
 
 def _plus(sums: StepWork, block: Any, step: int, epoch: int, micro_batches: int) -> StepWork:

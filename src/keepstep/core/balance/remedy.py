@@ -29,6 +29,7 @@ from keepstep.model.step_work import Slow
 from keepstep.model.units import S_NS, human_ns
 
 Rung = Literal["observe", "rebalance", "leave-out", "swap"]
+MOST_SHARED = 1 << 16  # micro-batches of a step; more are a page that somebody has damaged
 SWAP_NS = 60 * S_NS  # all ranks end, meet, and restore from memory; what was computed is not lost
 
 
@@ -62,7 +63,8 @@ class Remedy:
 def remedy(facts: SlowFacts) -> Remedy:
     """The rung for now."""
     slow = facts.slow
-    can_share = bool(facts.costs_ns) and facts.total >= LEAST_SHARE * len(facts.costs_ns)
+    least = LEAST_SHARE * len(facts.costs_ns)
+    can_share = bool(facts.costs_ns) and least <= facts.total <= MOST_SHARED
     rung: Rung = "observe"
     if facts.computes_ratio < 1:
         rung, left_ns = "leave-out", _left_out_ns(slow)

@@ -52,5 +52,7 @@ def _outgrows(part: Section, now: Sequence[BodyTimes], before: Sequence[BodyTime
 
 
 def _to_rest(block: BodyTimes, part: Section) -> float:
-    """As a logarithm."""
-    return log((1.0 + block[part]) / (1.0 + max(0.0, block[Section.COMPUTE] - block[part])))
+    """As a logarithm. None below 0: a clock that went back took no time."""
+    return log(
+        (1.0 + max(0.0, block[part])) / (1.0 + max(0.0, block[Section.COMPUTE] - block[part]))
+    )

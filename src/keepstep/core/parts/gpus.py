@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from keepstep.core.parts.judge import Spell, sick, well
+from keepstep.core.parts.judge import Spell, sick, unseen, well
 from keepstep.model.parts import GpuReading, PartHealth, PartPolicy, PartReading
 from keepstep.model.units import S_NS, counted
 
@@ -151,6 +151,8 @@ def _health(bus: str, gpu: _Gpu, at_ns: int) -> PartHealth:
     if last.remap_pending:
         why = "damaged rows wait to be remapped, which does not hurt the running job"
         return sick(part, at_ns, why, "reset it before the next one", PartPolicy.AVOID)
+    if last.temperature_c is last.margin_c is last.reasons is last.uncorrected is None:
+        return unseen(part, at_ns, "neither its heat nor its errors can be read")
     return well(part, at_ns)
 
 

@@ -69,16 +69,19 @@ class _Witness:
         self._lasting: dict[tuple[str, str], PartNumber] = {}
 
     def hear(self, answer: ProbeAnswer) -> None:
+        """Raises ValueError when its judge cannot read that; nothing is known then."""
         self.answered_ns = answer.at_ns
-        self._show_again(answer.at_ns)
-        self.blind = answer.blind or self.flaw
         self.numbers = ()
-        if not self.blind:
+        self.blind = "its judge cannot read what it saw"  # until it has
+        self._show_again(answer.at_ns)
+        blind = answer.blind or self.flaw
+        if not blind:
             read = [number for reading in answer.readings for number in numbers_of(reading)]
             self._lasting.update({(n.name, n.of): n for n in read if n.name in LASTING})
             news = (number for number in read if number.name not in LASTING)
             self.numbers = (*news, *self._lasting.values())
             self.found = {part.part: part for part in self.judge.add(answer.readings, answer.at_ns)}
+        self.blind = blind
 
     def _show_again(self, now_ns: int) -> None:
         """The judge itself learns nothing of it."""
@@ -118,7 +121,8 @@ class Judgement:
         return _Witness(probe, make(), flaw_of(probe, make()), self._canary_every_ns)
 
     def hear(self, answer: ProbeAnswer) -> None:
-        """What a probe answered. Raises ValueError when there is no such probe."""
+        """What a probe answered. Raises ValueError when there is no such probe, or its judge cannot
+        read that."""
         self._heard_ns = max(self._heard_ns, answer.at_ns)
         if answer.probe == BEAT:
             return
@@ -127,6 +131,13 @@ class Judgement:
         if answer.probe not in self._witnesses:
             self._witnesses[answer.probe] = self._witness(answer.probe)
         self._witnesses[answer.probe].hear(answer)
+
+    def lose(self, why: str) -> None:
+        """The process that runs the probes is gone: what it saw counts no more. Each probe has to
+        answer anew, though another process may say at once that it lives."""
+        for witness in self._witnesses.values():
+            witness.blind = why
+            witness.numbers = ()
 
     def is_silent(self, now_ns: int) -> bool:
         """Whether the process that runs the probes has not been heard of for too long."""

@@ -25,7 +25,10 @@ from keepstep.model.decoding import from_json
 from keepstep.model.parts import PART_KINDS, KernelLine, PartHealth, PartPolicy, PartReading
 from keepstep.model.units import S_NS
 
-_XID = re.compile(r"^NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\)[^:]*: *(\d+)\b")
+_XID = re.compile(r"^NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{1,40})\)[^:]*: *(\d{1,9})\b")
+_ADDRESS = re.compile(
+    r"(?i:pci:)?(?:[0-9a-fA-F]{1,8}:)?[0-9a-fA-F]+:[0-9a-fA-F]+(?:\.[0-9a-fA-F])?"
+)
 _BUS = re.compile(r"\b([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\b")
 ONE_EVENT_NS = 60 * S_NS
 DAY_NS = 24 * 3600 * S_NS
@@ -95,7 +98,10 @@ def xid_of(text: str) -> tuple[str, int] | None:
 
 
 def bus_of(address: str) -> str:
-    """A PCI address in one form, `0000:3b:00`: the driver writes it in several."""
+    """A PCI address in one form, `0000:3b:00`: the driver writes it in several. What is none stays
+    as it is: a line that is not understood must not hide the ones beside it."""
+    if _ADDRESS.fullmatch(address) is None:
+        return address.lower()
     domain, _, rest = address.lower().removeprefix("pci:").partition(":")
     if rest.count(":") == 0:  # without a domain
         domain, rest = "0", f"{domain}:{rest}"

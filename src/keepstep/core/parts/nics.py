@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from keepstep.core.parts.judge import Spell, sick, well
+from keepstep.core.parts.judge import Spell, sick, unseen, well
 from keepstep.model.parts import NicReading, PartHealth, PartReading
 from keepstep.model.units import S_NS, counted
 
@@ -84,4 +84,7 @@ def _health(name: str, nic: _Nic, at_ns: int) -> PartHealth:
         if errors >= LEAST_ERRORS and errors >= ERROR_RATIO * packets:
             why = f"{counted(errors, 'damaged packet')} among {packets} in five minutes"
             return sick(part, at_ns, why, FIX)
+    last = nic.last
+    if last.changes is last.received_errors is last.sent_errors is None:
+        return unseen(part, at_ns, "nothing that the kernel counts of it can be read")
     return well(part, at_ns)

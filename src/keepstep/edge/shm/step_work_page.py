@@ -12,7 +12,8 @@ anybody reads.
           i64 device time; of 8 process groups i64 number (0: none), i64 collectives, i64 messages
 
 Invariant: a record that is found has the step it was asked for; one that was overwritten meanwhile
-reads as nothing.
+reads as nothing, and so does one whose numbers no rank can have written: anybody of the same user
+may write there, and nobody is to be judged by that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from keepstep.edge.shm.slot import rank_dir
 from keepstep.model.step_work import MOST_GROUPS, GroupEntries, Section, StepWork, Timing
+from keepstep.model.units import S_NS
 from keepstep.ports import Memory
 
 MAGIC, FORMAT = b"KEEPWORK", 6
@@ -33,6 +35,7 @@ GROUP = len(GroupEntries._fields)
 _RECORD = struct.Struct(f"<{3 + 4 * SECTIONS + 4 + MOST_GROUPS * GROUP}q")
 _NO_GROUP = (0,) * GROUP
 _WRITTEN_AT, _RING_AT = 64, 128
+_SLACK_NS = S_NS  # a device's clock is not the processor's
 _SPARE = 8  # what is about to be overwritten is not worth a race
 NBYTES = _RING_AT + RECORDS * _RECORD.size
 
@@ -134,6 +137,9 @@ class StepWorkReader:
         sections = values[own:cpu], values[cpu:delay], values[rest], values[delay:rest]
         counts, device = values[rest + 1 : rest + 4], values[rest + 4 : rest + 4 + SECTIONS]
         entered = values[rest + 4 + SECTIONS :]
+        times = *values[own : rest + 1], *device
+        if not _can_be(values[2], times, (*counts, *entered)):
+            return None
         groups = tuple(
             GroupEntries(*entered[at : at + GROUP])
             for at in range(0, len(entered), GROUP)
@@ -143,3 +149,10 @@ class StepWorkReader:
 
     def close(self) -> None:
         self._region.close()
+
+
+def _can_be(ended_ns: int, times_ns: tuple[int, ...], counts: tuple[int, ...]) -> bool:
+    """Whether a rank can have counted so. No sum of its times is longer than the machine runs."""
+    return (
+        min(times_ns) >= -_SLACK_NS and max(times_ns) <= ended_ns + _SLACK_NS and min(counts) >= 0
+    )

@@ -131,6 +131,7 @@ class PartsWatch:
 
     def _again(self, why: str) -> None:
         """It says no more: start another one, later each time."""
+        self._judgement.lose(why)
         now_ns = self._clock.monotonic_ns()
         if now_ns - self._started_ns > WELL_FOR_NS:
             self._pause_ns = FIRST_PAUSE_NS
