@@ -142,6 +142,39 @@ def test_who_is_killed_because_another_failed_is_not_the_cause(tmp_path: Path) -
     assert (verdict.cause.name, verdict.rank) == ("code", 0)
 
 
+ENDED_ITSELF = """\
+Failures:
+[1]:
+  time      : 2026-11-26_20:07:10
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 21936)  (SIGTERM)
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-26_20:07:10
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : %d (pid: 21937)
+"""
+
+
+@pytest.mark.parametrize("code", [2, 3, 77])
+def test_a_program_that_ends_itself_is_named_where_nothing_else_is(
+    tmp_path: Path, code: int
+) -> None:
+    ended = (ENDED_ITSELF % code).encode()
+    found = verdict_of({"launcher.log": ended}, tmp_path / "alone")
+    assert (found.cause.name, found.rank) == ("own-exit", 1)
+    found = verdict_of({"launcher.log": ended, "0.log": STEPS + OOM}, tmp_path / "with more")
+    assert (found.cause.name, found.rank) == ("gpu-memory", 1)
+
+
+@pytest.mark.parametrize("code", [1, 143])
+def test_an_exit_code_that_anything_ends_with_names_nothing(tmp_path: Path, code: int) -> None:
+    found = verdict_of({"launcher.log": (ENDED_ITSELF % code).encode()}, tmp_path)
+    assert not found.is_known
+
+
 @pytest.mark.parametrize(("hour", "kind"), [("09", "gpu-lost"), ("03", "code")])
 def test_what_the_kernel_told_hours_before_is_of_no_use(
     hour: str, kind: str, tmp_path: Path

@@ -123,6 +123,19 @@ def test_what_grew_with_it_is_the_cause(uses: tuple[float, float, float], cause:
     assert (slow.rank, slow.cause) == (1, cause)
 
 
+@pytest.mark.parametrize(("factor", "steps"), [(1.2, 40), (1.13, 70)])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_passes_before_it_has_cost_much_is_not_told(
+    factor: float, steps: int, seed: int
+) -> None:
+    """A processor is slower for a few seconds now and then."""
+    short = Steps(2, seed, slow=1, factor=factor, onset=ONSET, until=ONSET + steps)
+    judge = Stragglers()
+    assert [told for end, blocks in short.blocks(600) for told in judge.add(blocks, end)] == []
+    _, lasting = first_named(Steps(2, seed, slow=1, factor=factor, onset=ONSET), 600)
+    assert lasting.rank == 1
+
+
 def test_memory_pressure_is_a_cause() -> None:
     judge = Stragglers()
     found: list[Slow | SlowOver] = []

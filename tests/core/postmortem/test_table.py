@@ -27,7 +27,7 @@ def test_there_are_roots_of_many_classes_and_all_roles() -> None:
     roots = {pattern.kind for pattern in TABLE.patterns if pattern.role == "root"}
     assert len(roots) >= 30
     assert {pattern.role for pattern in TABLE.patterns} == set(ROLES)
-    assert roots | {"hang", "lost-rank", "teardown"} == set(TABLE.classes)
+    assert roots | {"hang", "lost-rank", "own-exit", "teardown"} == set(TABLE.classes)
 
 
 def test_every_pattern_says_where_its_words_are_from() -> None:

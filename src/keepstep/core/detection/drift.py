@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
-from math import log, sqrt
+from math import exp, log, sqrt
 from typing import NamedTuple
 
 LEARNT_BLOCKS = 24
@@ -57,12 +57,14 @@ class Reference(NamedTuple):
 
 class Rise(NamedTuple):
     """onset_step: the first one. excess: of the ratio over its reference; own_excess_ns: what the
-    rank needs more than it did itself, a step."""
+    rank needs more than it did itself, a step. cost_blocks: what all of it together has taken, in
+    blocks' time."""
 
     onset_step: int
     blocks: int
     excess: float
     own_excess_ns: float
+    cost_blocks: float
 
 
 class _Scored(NamedTuple):
@@ -136,6 +138,7 @@ class Drift:
             blocks=len(found),
             excess=median(one.point.ratio for one in found) - self.reference.centre,
             own_excess_ns=median(one.point.own_ns for one in found) - self.reference.own_ns,
+            cost_blocks=sum(exp(one.point.ratio - self.reference.centre) - 1 for one in found),
         )
 
     def forget_rise(self) -> None:

@@ -7,8 +7,9 @@ Accuses nobody of what it waits for its peers, and changes nothing.
 What is watched is a ratio in log space: how much longer a step would take if this rank's section
 took its own time, and all else what the median of the *other* ranks takes (leave-one-out). Hardware
 differs and roles do, so the ratio is compared with the rank's own history (`drift.py`). What has
-risen is verified: the median since the onset lies above the least excess, and the rank needs more
-than it did itself, for of two ranks one may have become faster. Ratios to peers and verification
+risen is verified: the median since the onset lies above the least excess, it has cost some steps'
+time already (a processor is slower for a few seconds now and then), and the rank needs more than it
+did itself, for of two ranks one may have become faster. Ratios to peers and verification
 follow FALCON's (ATC 2025) and NVRx's practice; that work is divided by what there was to do is
 ResiHP's.
 
@@ -73,6 +74,7 @@ from keepstep.core.detection.work_peers import peers_of
 from keepstep.model.step_work import JUDGED, PASSES, Section, Slow, SlowCause, Timing, WorkBlock
 from keepstep.model.units import human_ns
 
+LEAST_COST_STEPS = 10
 BLOCK_STEPS = 5
 # channels, besides the judged sections by their names: processor time, all time, all time against
 # the rank's own past; and what is taken by the token
@@ -385,7 +387,7 @@ class Stragglers:
             return None
         facts = self._comparable_facts(rank, name)
         now, before = facts[-rise.blocks :], facts[: -rise.blocks]
-        if not before:
+        if not before or self._cost_steps(rank, now[-1].steps) < LEAST_COST_STEPS:
             return None
         expected_ns = (exp(rise.excess) - 1) * median(self._basis(b, name) for b in before)
         if rise.own_excess_ns < OWN_SHARE * expected_ns:
@@ -395,6 +397,11 @@ class Stragglers:
         slow = self._described(rank, name, now, before, rise.onset_step, rise.excess)
         is_told = _is_of_section(name) or slow.cause in HINDERED
         return slow if is_told else None
+
+    def _cost_steps(self, rank: int, steps: int) -> float:
+        """What has risen most, in any channel, has cost since its onset. steps: of a block."""
+        rises = [channel.rise() for (r, _), channel in self._channels.items() if r == rank]
+        return steps * max(rise.cost_blocks for rise in rises if rise is not None)
 
     def _grows_as_a_whole(self, rank: int, name: str, rise: Rise) -> bool:
         """Asked of a device that may wait unseen, and of a section."""

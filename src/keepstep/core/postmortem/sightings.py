@@ -194,7 +194,7 @@ class Sightings:
             self.who.by_pid[host, found.pid] = found.rank
         if found.rank is not None and found.local is not None:
             self.who.by_local[host, found.local] = found.rank
-        pattern = self.table.exits.get(found.code)
+        pattern = self.table.of_exit(found.code)
         if pattern is not None:
             seen = self._sighting(excerpt, line, place, found.rank, pattern)
             seen.host, seen.pid, seen.local = found.host or seen.host, found.pid, found.local

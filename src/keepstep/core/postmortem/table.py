@@ -24,6 +24,7 @@ from keepstep.model.decoding import from_json
 
 PatternRole = Literal["root", "cascade", "teardown"]
 ROLES = ("root", "cascade", "teardown")
+OWN_CODES = range(2, 128)  # 1 is an error's, 128 and more a signal's, as a shell tells it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +62,22 @@ class LogPattern:
 
 @dataclass(frozen=True, slots=True)
 class PatternTable:
-    """`exits`: what a process's end by this code says, where nothing else does. `by_needle`: the
-    patterns whose lines hold this, with their places in the table."""
+    """`exits`: what a process's end by this code says, where nothing else does; `own_exit`:
+    likewise of codes that no error of Python's and no signal has. `by_needle`: the patterns whose
+    lines hold this, with their places in the table."""
 
     classes: Mapping[str, FailureClass]
     patterns: tuple[LogPattern, ...]
     exits: Mapping[int, LogPattern]
+    own_exit: LogPattern
     by_needle: Mapping[str, Sequence[tuple[int, LogPattern]]]
 
     def needles(self) -> list[str]:
         """One of these is in every line that any pattern matches."""
         return list(self.by_needle)
+
+    def of_exit(self, code: int) -> LogPattern | None:
+        return self.exits.get(code, self.own_exit if code in OWN_CODES else None)
 
     def match(self, line: LogLine) -> LogPattern | None:
         """The first pattern of the table that this line matches."""
@@ -111,10 +117,12 @@ def parse_table(text: str) -> PatternTable:
     }
     patterns = tuple(_pattern(entry, classes) for entry in document["patterns"])
     exits = {
-        int(code): _pattern({"words": [code], "where": "anywhere", **entry}, classes)
+        code: _pattern({"words": [code], "where": "anywhere", **entry}, classes)
         for code, entry in document["exits"].items()
     }
-    return PatternTable(classes, patterns, exits, _by_needle(patterns))
+    own_exit = exits.pop("own")
+    by_code = {int(code): pattern for code, pattern in exits.items()}
+    return PatternTable(classes, patterns, by_code, own_exit, _by_needle(patterns))
 
 
 def _by_needle(patterns: Sequence[LogPattern]) -> dict[str, list[tuple[int, LogPattern]]]:
