@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.edge.os.processes import ensure_keeper
 from keepstep.model.messages.keeper_agent import AgentHere, JobEnded
+from tests.pidfds import ends
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def end(box: Mailbox, settings: Settings) -> None:
     pidfd = os.pidfd_open(box.peer()[0])
     box.send(AgentHere(os.getpid()))
     box.send(JobEnded(True, "the test is over"))
-    assert select.select([pidfd], [], [], 20)[0], "the keeper does not go"
+    assert ends(pidfd, 20), "the keeper does not go"
     os.close(pidfd)
     box.close()
     assert list(settings.arena_dir.iterdir()) == [], "the keeper left something behind"

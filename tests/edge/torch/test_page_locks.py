@@ -286,7 +286,7 @@ class FakeDeviceCopy:
     def wait_begun(self) -> None:
         """It has come by."""
 
-    digested = ()
+    digested, frozen = (), None
 
     def hash_landed(self, *_: object) -> dict[int, int]:
         return {}

@@ -8,7 +8,6 @@ import ctypes
 import mmap
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -51,6 +50,7 @@ from keepstep.runtime.rank import session
 from keepstep.runtime.rank.capture import Capture
 from keepstep.runtime.rank.holdings import Holdings
 from keepstep.runtime.slot_locks import pin_one, unpin
+from tests.pidfds import ends
 
 Settings = dict[str, Any]
 
@@ -75,7 +75,7 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
         pidfd = os.pidfd_open(box.peer()[0])
         box.send(AgentHere(os.getpid()))
         box.send(JobEnded(True, "the test is over"))
-        assert select.select([pidfd], [], [], 20)[0], "the keeper does not go"
+        assert ends(pidfd, 20), "the keeper does not go"
         os.close(pidfd)
         box.close()
     assert list(arena.iterdir()) == []

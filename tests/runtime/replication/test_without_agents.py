@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from keepstep.core.wire.conversations import RANK_WITH_KEEPER
 from keepstep.edge.os.processes import ensure_keeper
 from keepstep.model.messages.keeper_rank import CountTraffic, Goodbye
 from keepstep.testing.cluster import ClusterMachine, KeeperCluster, wait_for
+from tests.pidfds import ends
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ class Keeper:
         return answer is not None and not self.has_gone(0)
 
     def has_gone(self, within_s: float = 20) -> bool:
-        return bool(select.select([self.pidfd], [], [], within_s)[0])
+        return ends(self.pidfd, within_s)
 
     def end(self) -> bool:
         """Whether it went by itself, with the memory, because all ended well."""
