@@ -74,7 +74,6 @@ from keepstep.core.detection.work_peers import peers_of
 from keepstep.model.step_work import JUDGED, PASSES, Section, Slow, SlowCause, Timing, WorkBlock
 from keepstep.model.units import human_ns
 
-LEAST_COST_STEPS = 10
 BLOCK_STEPS = 5
 # channels, besides the judged sections by their names: processor time, all time, all time against
 # the rank's own past; and what is taken by the token
@@ -89,6 +88,7 @@ STANDING_EXCESS = log(1.25)  # against its peers alone, from the beginning on
 # and each is compared with the others of them.
 LEAST_RANKS_UNSEEN = 4
 LEAST_EXCESS_NS = 200_000  # a step
+LEAST_COST_STEPS = 10  # in steps' time, since it began: what is slow for a few seconds passes
 WHOLE_SHARE = 0.5  # of a section's excess on a device, that the whole step must have
 OWN_SHARE = 0.3  # of the excess over its peers, that it needs more than it did itself
 OVER_BLOCKS = 8

@@ -99,8 +99,8 @@ class DrivenRank:
         longest_ns = max(self._steps_ns, default=0)
         within_s = STANDS_WITHIN_S + STANDS_WITHIN_STEPS * longest_ns / S_NS
         self._driver.call(halting.stand, step, turn, to_text(mine))
-        is_heard = wait(lambda: is_over() or not halting.is_unheard, ANSWERED_WITHIN_S)
-        if is_heard and not wait(is_over, within_s):
+        wait(lambda: is_over() or not halting.is_unheard, ANSWERED_WITHIN_S)
+        if not wait(is_over, within_s):
             self._driver.call(halting.leave)
             wait(is_over, ANSWERED_WITHIN_S)
         self._driver.call(halting.go_on)

@@ -253,7 +253,7 @@ class Guard:
         if not has_spread:
             moments, weights = map(list, self._bad_before or self._bad_now())
         for name in bad_in_snapshot:
-            of_optimizer = name.partition(".")[0] in self._optimizer_paths()
+            of_optimizer = name.partition(".")[0] in self._updating_paths()
             (moments if of_optimizer else weights).append(name)
         gave, gave_bad_at = self._what_was_given()
         run = self._run
@@ -332,7 +332,8 @@ class Guard:
     def _parameters(self) -> list[torch.Tensor]:
         return [p for optimizer in self._protected.optimizers for p in parameters_of(optimizer)]
 
-    def _optimizer_paths(self) -> set[str]:
+    def _updating_paths(self) -> set[str]:
+        """Of optimizers, schedules and loss scalers."""
         parts = self._protected.parts()
         return {path for path, p in parts.items() if isinstance(p, UPDATED_BY)}
 
