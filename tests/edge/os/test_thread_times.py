@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from pathlib import Path
@@ -36,3 +37,29 @@ def test_where_the_kernel_does_not_count_it_is_nothing(tmp_path: Path) -> None:
     times = ThreadTimes(tmp_path)
     assert times.delay_ns() == 22
     times.close()
+
+
+def test_nobody_else_runs_meanwhile() -> None:
+    """A thread that waits for Python's lock would have it for that long, once it is let go."""
+    rounds, is_over = [0], threading.Event()
+    times, interval_s = ThreadTimes(), sys.getswitchinterval()
+
+    def count() -> None:
+        while not is_over.is_set():
+            rounds[0] += 1
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    try:
+        while not rounds[0]:
+            is_over.wait(0.001)
+        sys.setswitchinterval(5)
+        before = rounds[0]
+        for _ in range(20):
+            times.cpu_ns(), times.delay_ns()
+        assert rounds[0] == before
+    finally:
+        sys.setswitchinterval(interval_s)
+        is_over.set()
+        counter.join()
+        times.close()

@@ -28,6 +28,7 @@ from keepstep.edge.os.voice import speak_of_training
 from keepstep.edge.torch.job_data import JobData
 from keepstep.edge.torch.loader import Loader
 from keepstep.edge.torch.micro_batches import MicroBatch
+from keepstep.edge.torch.one_core import compute_on_one_core
 from keepstep.edge.torch.passes import watch_passes
 from keepstep.edge.torch.process_groups import gather_objects, process_group
 from keepstep.edge.torch.state import Protected
@@ -150,6 +151,12 @@ def _protect(
     return _current
 
 
+def _begin_background() -> None:
+    """On each thread that works beside the trainer."""
+    give_way_in_thread(CAPTURE_NICE)
+    compute_on_one_core()
+
+
 class Job:
     """A protected training. Made by `protect`."""
 
@@ -162,7 +169,7 @@ class Job:
         self._protected = protected
         self._journal = journal
         self._data = JobData(protected, who.world_size, journal)
-        self._driver = driver = Driver(lambda: give_way_in_thread(CAPTURE_NICE))
+        self._driver = driver = Driver(_begin_background)
         phases = Phases(phase_listeners, driver.notify)
         try:
             self._world = process_world(settings, who, protected, journal, driver)
