@@ -68,7 +68,7 @@ prose: $(INSTALLED)
 	@$(BIN)/python .ci/prose
 
 check: lint prose
-	@$(BIN)/python -m pytest -q $(QUICK_TESTS)
+	@$(BIN)/python -m pytest -q --numprocesses auto $(QUICK_TESTS)
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 --dist loadgroup
