@@ -14,7 +14,6 @@ looks.
 
 from __future__ import annotations
 
-from keepstep.core.resume.cut import agree
 from keepstep.model.messages.peers import HorizonWord, MeshMessage
 from keepstep.model.restore_sources import HeldSnapshot
 from keepstep.model.snapshot import Stamp
@@ -66,17 +65,13 @@ class ACutExists(Checker):
 
         if self.job.plan.nodes == 1 and not self.atlas.damages and not self.atlas.is_over:
             held = restorable(self.job, self.job.world_size)
-            if stamp == max(held, default=None) and not self._is_nobodys(program, stamp):
+            looked = Inspection(program.process.machine, self.job.around.settings.job_dir)
+            is_newest = stamp == max(held, default=None)
+            if is_newest and not looked.is_nobodys(stamp, self.job.world_size):
                 self.violated(
                     f"rank {program.who.rank} overwrites {stamp} of epoch {stamp.epoch}, the "
                     "newest that all ranks hold"
                 )
-
-    def _is_nobodys(self, program: Program, stamp: Stamp) -> bool:
-        """Replicas share it and differ at it, as their pages tell: it counts for nobody
-        (`core/redundancy/shares.py`), also where the bytes of each could be put together."""
-        machine, job_dir = program.process.machine, self.job.around.settings.job_dir
-        return not agree(stamp, Inspection(machine, job_dir).holdings(self.job.world_size))
 
     def _has_page_of_newer(self, program: Program, stamp: Stamp) -> bool:
         """A leader's own node reads of a commit before any word of it is said, and the leader may

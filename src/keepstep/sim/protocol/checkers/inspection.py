@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
-from keepstep.core.resume.cut import Holding, holding_of
+from keepstep.core.resume.cut import Holding, agree, holding_of
 from keepstep.core.resume.sources import restorable_stamps
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
@@ -91,6 +91,11 @@ class Inspection:
     def holdings(self, world_size: int) -> list[Holding]:
         """What those pages tell of snapshots."""
         return [holding_of(status) for status in self.statuses(world_size)]
+
+    def is_nobodys(self, stamp: Stamp, world_size: int) -> bool:
+        """Replicas share it and differ at it, as their pages tell: it counts for nobody
+        (`core/redundancy/shares.py`), also where the bytes of each could be put together."""
+        return not agree(stamp, self.holdings(world_size))
 
     def committed(self) -> Stamp | None:
         """What the node's ranks read of it on its horizon page."""

@@ -36,8 +36,19 @@ class LostSteps(Checker):
     def struck(self, what: str) -> None:
         # what only the only slots hold may be overwritten before anybody asks
         parts = ("held",) if self.job.plan.slots == 1 else ("", "held")
-        self._best = max(restorable(self.job, self.atlas.world_size, parts), default=None)
-        self._ranks = self.atlas.world_size
+        self._ranks = ranks = self.atlas.world_size
+        nodes = [
+            Inspection(node.machine, self.job.around.settings.job_dir)
+            for node in self.job.living_nodes()
+        ]
+        self._best = max(
+            (
+                stamp
+                for stamp in restorable(self.job, ranks, parts)
+                if not any(node.is_nobodys(stamp, ranks) for node in nodes)
+            ),
+            default=None,
+        )
         self._struck_ns = self.job.world.now_ns
 
     def joined(self, program: Program) -> None:
