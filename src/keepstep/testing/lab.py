@@ -31,6 +31,7 @@ from typing import Any
 from keepstep.errors import ConfigError
 from keepstep.testing import network
 from keepstep.testing.network import LabNetwork, Loopback, Namespaces, Seat
+from keepstep.testing.processes import is_dead
 
 MEMORY = Path("/dev/shm")
 MARK = "KEEPSTEP_LAB"
@@ -213,9 +214,9 @@ def living() -> list[int]:
     found = []
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            with suppress(OSError, IndexError):
-                state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
-                if state not in "ZX" and os.stat(f"/proc/{name}").st_uid == os.getuid():
+            with suppress(OSError):
+                is_ours = os.stat(f"/proc/{name}").st_uid == os.getuid()
+                if is_ours and not is_dead(int(name)):
                     found.append(int(name))
     return found
 

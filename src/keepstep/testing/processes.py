@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from keepstep.edge.os.process_stat import process_stat
 
 
 def process_state(pid: int) -> str:
-    """The letter /proc gives (`R`, `S`, `T` stopped, `Z` dead and not yet collected ...); empty
-    when there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+    """See `ProcessStat`; empty when there is no such process."""
+    stat = process_stat(pid)
+    return "" if stat is None else stat.state
 
 
 def is_dead(pid: int) -> bool:

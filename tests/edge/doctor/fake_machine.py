@@ -46,6 +46,7 @@ SigBlk:\t0000000000000000
 SigIgn:\t0000000001001000
 CapEff:\t0000000000000000
 """
+MORE_STAT = " 1 1 0 -1 4194560 1 0 0 0 11 7 0 0 20 0 1 0 4711\n"  # behind the parent
 SMI = (
     "0, Enabled, Default, 4, 81920, 0, Not Active, No, No\n"
     "1, Enabled, Default, 4, 81920, 0, Not Active, No, No\n"
@@ -59,7 +60,7 @@ FILES = {
     "/proc/self/cgroup": "0::/job\n",
     "/proc/self/autogroup": "/autogroup-1 nice 0\n",
     "/proc/1/comm": "systemd\n",
-    "/proc/1/stat": "1 (systemd) S 0 1 1 0 -1\n",
+    "/proc/1/stat": f"1 (systemd) S 0{MORE_STAT}",
     "/proc/1/cmdline": "/sbin/init\0",
     "/proc/sys/kernel/hostname": "node1\n",
     "/proc/sys/kernel/pid_max": "4194304\n",
@@ -146,7 +147,7 @@ class FakeMachine:
             self.write(f"{below}/{fact}", f"{value}\n")
 
     def process(self, pid: int, state: str = "S", parent: int = 1, cmdline: str = "x\0") -> None:
-        self.write(f"/proc/{pid}/stat", f"{pid} (a (name) S 9) {state} {parent} 1\n")
+        self.write(f"/proc/{pid}/stat", f"{pid} (a (name) S 9) {state} {parent}{MORE_STAT}")
         self.write(f"/proc/{pid}/cmdline", cmdline)
         (self.root / f"proc/{pid}/root").symlink_to(self.root)
 

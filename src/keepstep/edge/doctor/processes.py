@@ -13,6 +13,7 @@ from pathlib import Path
 
 from keepstep.config.settings import job_dir_of
 from keepstep.edge.doctor.host import Host, table_of, whole
+from keepstep.edge.os.process_stat import stat_in
 from keepstep.edge.os.processes import KEEPER_MODULE
 from keepstep.model.decoding import a_text, an_object, from_json
 from keepstep.model.machine_facts import KeeperTrace, ProcessFacts
@@ -56,10 +57,9 @@ def _pids(host: Host) -> list[str]:
 def _states(host: Host) -> Iterator[tuple[str, int]]:
     """(state, parent) of each process."""
     for pid in _pids(host):
-        # "12 (name, which may hold anything) S 1 ..."
-        fields = (host.text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
-        if len(fields) > 1:
-            yield fields[0], int(fields[1])
+        stat = stat_in(host.text(f"/proc/{pid}/stat") or "")
+        if stat is not None:
+            yield stat.state, stat.parent
 
 
 def _signals(mask: str) -> frozenset[str]:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+from keepstep.edge.os.process_stat import process_stat
 from keepstep.model.units import S_NS
-
-USER, SYSTEM = 11, 12  # behind the name, which may contain anything
 
 
 def computed_ns(pid: int) -> int:
     """In the kernel's ticks, some 10 ms each; 0 when there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    ticks = int(fields[USER]) + int(fields[SYSTEM])
+    stat = process_stat(pid)
+    ticks = 0 if stat is None else stat.user_ticks + stat.system_ticks
     return ticks * S_NS // os.sysconf("SC_CLK_TCK")

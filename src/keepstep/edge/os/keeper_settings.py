@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from keepstep.config import Settings
+from keepstep.edge.os.process_stat import process_stat
 from keepstep.model.decoding import a_count, a_text, an_object, from_json
 
 NAMES = (
@@ -110,8 +111,5 @@ def _path(settings: Settings) -> Path:
 
 def _began(pid: int) -> int | None:
     """None for a process that has ended, waited for or not."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    stat = process_stat(pid)
+    return None if stat is None or stat.has_ended else stat.began

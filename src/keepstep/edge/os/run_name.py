@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
+from keepstep.edge.os.process_stat import process_stat
 from keepstep.model.launch import RUN
 
 
@@ -30,6 +30,7 @@ def launch_name(environ: Mapping[str, str]) -> str:
 
 
 def _life_of(pid: int) -> str:
-    """Of a process; the kernel gives its number to others later, but with another start."""
-    started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"process-{pid}-{started}"
+    """Of a process that lives."""
+    stat = process_stat(pid)
+    assert stat is not None, f"no process {pid}"
+    return f"process-{pid}-{stat.began}"
