@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.model.events import Event
 from keepstep.ray.node_agent import NODE_ID_DIGITS
+from tests.processes import waiting
 
 ray = pytest.importorskip("ray", reason="no Ray: pip install 'keepstep[ray]'")
 
@@ -162,14 +163,6 @@ def cluster() -> Iterator[RayRoom]:
             made.end()
 
 
-def until(look: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s"
-        time.sleep(0.05)
-    return found
-
-
 def digest(cluster: RayRoom, job: str) -> str:
     return str(json.loads((cluster.room / f"{job}.json").read_text())["sha256"])
 
@@ -187,7 +180,9 @@ def test_ray_replaces_a_lost_node_and_the_end_is_the_same(cluster: RayRoom) -> N
         training = threading.Thread(target=cluster.train, args=(job, STEPS, ended))
         training.start()
         try:
-            until(lambda job=job: cluster.committed(job) >= 5)
+            waiting.until(
+                lambda job=job: cluster.committed(job) >= 5, f"step 5 of {job}", PATIENCE_S
+            )
             committed = cluster.committed(job)
             # either may be lost: the agents meet in the driver
             cluster.lose(cluster.node_of(job, number % 2))

@@ -24,6 +24,7 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.model.events import Event
 from keepstep.model.units import MS_NS
+from tests.processes import waiting
 from tests.processes.quick_steps import FEW_STEPS
 
 COMMAND = "from keepstep.cli.main import app; app()"
@@ -61,12 +62,7 @@ class Running:
 
 
 def until(look: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if found := look():
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"{what} did not come within {within_s:.0f} s")
+    return waiting.until(look, what, within_s)
 
 
 Start = Callable[..., Running]

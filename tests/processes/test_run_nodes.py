@@ -26,6 +26,7 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.node_safety_file import read_node_safety
 from keepstep.model.events import Event
 from tests.edge.kubernetes.cluster import Cluster, kubeconfig, served
+from tests.processes import waiting
 
 COMMAND = "from keepstep.cli.main import app; app()"
 PATIENCE_S = 100.0
@@ -51,12 +52,7 @@ assert weights.eq(80).all()
 
 
 def until(look: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if found := look():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"{what} did not come within {PATIENCE_S:.0f} s")
+    return waiting.until(look, what, PATIENCE_S)
 
 
 @dataclass

@@ -29,6 +29,7 @@ from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.model.events import Event
+from tests.processes import waiting
 
 SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 MISSING = [
@@ -93,11 +94,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def until(look: Callable[[], Any], story: Callable[[], str]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {story()}"
-        time.sleep(0.05)
-    return found
+    return waiting.until(look, lambda: f"what was waited for ({story()})", PATIENCE_S)
 
 
 class Slurm:

@@ -24,6 +24,7 @@ from keepstep.edge.shm.status_page import read_status
 from keepstep.edge.store.signer import Signer
 from keepstep.edge.store.store import Store
 from keepstep.model.events import Event
+from tests.processes import waiting
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -48,12 +49,7 @@ assert weights.eq(40).all()
 
 
 def until(look: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if found := look():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"{what} did not come about")
+    return waiting.until(look, what, PATIENCE_S)
 
 
 class Training:
