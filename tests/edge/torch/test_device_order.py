@@ -49,6 +49,7 @@ from keepstep.model.layout import Layout, Segment
 from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.units import KIB
 from tests.edge.torch.fake_device import FakeDevice, FakeEvent, FakeNccl
+from tests.edge.torch.worked_off import WorkedOff
 
 CPU = torch.device("cpu")  # stands for the device
 STEPS = 4
@@ -221,7 +222,7 @@ class Training:
         self.copy = TensorCopy(
             self.protected.gather(),
             slot,
-            done=self._done(),
+            done=WorkedOff(lambda: self._advance(self.background)),
             turn=step,
             lacking=self.lacking,
             shared=self.shared,
@@ -231,25 +232,6 @@ class Training:
         self.copy.copy_moving()
         mark = self.members.mark()
         self.background.append(self._capture(index, step, self.copy, mark))
-
-    def _done(self) -> Any:
-        """In place of a thread that sets it: who waits does the thread's work."""
-        training = self
-
-        class Done:
-            is_over = False
-
-            def set(self) -> None:
-                self.is_over = True
-
-            def is_set(self) -> bool:
-                return self.is_over
-
-            def wait(self) -> None:
-                while not self.is_over:
-                    training._advance(training.background)
-
-        return Done()
 
     # -- beside it
 

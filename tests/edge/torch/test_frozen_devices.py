@@ -40,6 +40,7 @@ from keepstep.errors import DamageError
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB
 from tests.edge.torch.fake_device import FakeDevice, FakeEvent
+from tests.edge.torch.worked_off import WorkedOff
 
 CPU = torch.device("cpu")  # stands for the device
 STEPS = 8
@@ -174,7 +175,7 @@ class Training:
         self.copy = TensorCopy(
             self.protected.gather(),
             slot,
-            done=self._done(),
+            done=WorkedOff(lambda: self._advance(self.background)),
             turn=step,
             locks=self.locks,
             plans=self.plans,
@@ -182,25 +183,6 @@ class Training:
         )
         self.copy.copy_moving()
         self.background.append(self._capture(index, kept, self.copy))
-
-    def _done(self) -> Any:
-        """In place of a thread that sets it: who waits does the thread's work."""
-        training = self
-
-        class Done:
-            is_over = False
-
-            def set(self) -> None:
-                self.is_over = True
-
-            def is_set(self) -> bool:
-                return self.is_over
-
-            def wait(self) -> None:
-                while not self.is_over:
-                    training._advance(training.background)
-
-        return Done()
 
     # -- beside it
 
