@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from keepstep.cli.diagnose import read_verdict
+from keepstep.cli.log_reading import read_verdict
 
 TOTAL_BYTES = 100_000_000
 RANKS = 8
@@ -68,7 +68,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder), line)
             began_s, cpu_s = time.perf_counter(), time.process_time()
-            verdict, _, _ = read_verdict(Path(folder))
+            verdict, *_ = read_verdict(Path(folder))
             took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
         assert verdict is not None
         said = f"{verdict.cause.name}, rank {verdict.rank}"

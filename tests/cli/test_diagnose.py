@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from keepstep.cli.diagnose import read_verdict
+from keepstep.cli.log_reading import read_verdict
 from keepstep.cli.main import app
 from keepstep.cli.progress_bar import bytes_bar
 from keepstep.core.postmortem.sightings import SURVIVED_STEPS, Sightings
@@ -31,7 +31,7 @@ def laid_out(files: dict[str, bytes], at: Path) -> Path:
 
 
 def verdict_of(files: dict[str, bytes], at: Path) -> LogVerdict:
-    verdict, _, _ = read_verdict(laid_out(files, at))
+    verdict, *_ = read_verdict(laid_out(files, at))
     assert verdict is not None
     return verdict
 
@@ -71,7 +71,7 @@ def test_the_document_keeps_its_shape(tmp_path: Path) -> None:
     document = json.loads(run(tmp_path, "--json").stdout)
     assert set(document) == {
         *("class", "means", "rank", "host", "ranks", "attempt", "why", "action", "advice"),
-        *("first", "collective", "evidence", "put_aside", "files", "unread"),
+        *("first", "collective", "evidence", "put_aside", "files", "unread", "left_out"),
     }
     assert (document["class"], document["rank"], document["files"]) == ("gpu-memory", 1, 2)
     first = document["first"]
@@ -234,7 +234,7 @@ def test_hostile_files_cost_bounded_work(tmp_path: Path, monkeypatch: pytest.Mon
         for i in range(60_000)
     ]
     laid_out({"rank0.log": "\n".join(lines).encode(), "junk": draw.randbytes(3_000_000)}, tmp_path)
-    verdict, _, _ = read_verdict(tmp_path)
+    verdict, *_ = read_verdict(tmp_path)
     assert verdict is not None
     needles = len(parse_table(pattern_text()).needles()) + 10
     chunks = 2 + sum(f.stat().st_size for f in tmp_path.iterdir()) // (4 << 20)
@@ -246,7 +246,7 @@ def test_hostile_files_cost_bounded_work(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_person_sees_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bars = []
     monkeypatch.setattr(
-        "keepstep.cli.diagnose.bytes_bar", lambda: bars.append(bytes_bar()) or bars[-1]
+        "keepstep.cli.log_reading.bytes_bar", lambda: bars.append(bytes_bar()) or bars[-1]
     )
     read_verdict(laid_out({"rank0.log": b"step 1\n" * 100, "rank1.log": b"x\n"}, tmp_path))
     [[task]] = [bar.tasks for bar in bars]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.cli.diagnose import read_verdict
+from keepstep.cli.log_reading import read_verdict
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -64,6 +64,6 @@ def test_the_cause_and_the_culprit_are_named(
             check=False,
         )
     assert ended.returncode != 0
-    verdict, _, unread = read_verdict(logs)
+    verdict, _, unread, _ = read_verdict(logs)
     assert verdict is not None and not unread
     assert (verdict.cause.name, verdict.rank) == (kind, CULPRIT), verdict.why

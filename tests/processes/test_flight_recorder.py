@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch._C._distributed_c10d as distributed
 
-from keepstep.cli.diagnose import read_verdict
+from keepstep.cli.log_reading import read_verdict
 
 SCRIPT = """
 import datetime, os, sys, time
@@ -64,7 +64,7 @@ def test_the_rank_that_did_not_come_is_named(tmp_path: Path) -> None:
         timeout=110,
     )
     assert len(list(dumps.iterdir())) == 3, done.stdout + done.stderr
-    verdict, _, unread = read_verdict(dumps)
+    verdict, _, unread, _ = read_verdict(dumps)
     assert verdict is not None and not unread
     assert (verdict.cause.name, verdict.rank) == ("hang", 2)
     assert "did not enter all_gather 6" in verdict.why

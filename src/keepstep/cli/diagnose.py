@@ -4,8 +4,9 @@ Starts nothing and asks nobody. What is decided is in `core/postmortem`; here th
 and the answer is shown. As JSON: {"class", "means", "rank", "host", "ranks", "attempt", "why",
 "action", "advice", "first": line, "collective": {"group", "seq", "op", "waiting", "missing",
 "how"}, "evidence": [line, ...], "put_aside": {"cascades", "teardowns", "survived"}, "files",
-"unread"}, a line being {"file", "line", "rank", "host", "time", "class", "role", "text",
-"origin"}; what nothing tells is null.
+"unread": {file: why}, "left_out": {"read_bytes", "total_bytes", "parts", "files", "is_late",
+"is_cut"}}, a line being {"file", "line", "rank", "host", "time", "class", "role", "text",
+"origin"}; what nothing tells is null, and so is a line's number where too much stands before it.
 """
 
 from __future__ import annotations
@@ -18,20 +19,16 @@ from rich.console import Console
 from rich.text import Text
 
 from keepstep.cli.job_choice import JsonOption, print_json
-from keepstep.cli.progress_bar import bytes_bar
-from keepstep.core.postmortem import collectives, exits
-from keepstep.core.postmortem.places import places_of
-from keepstep.core.postmortem.recorder import parse_dump, rank_in
-from keepstep.core.postmortem.sightings import INTRODUCED, Sighting, Sightings
-from keepstep.core.postmortem.table import parse_table
-from keepstep.core.postmortem.verdict import LogVerdict, judge
-from keepstep.edge.os.log_files import find_logs, line_number, search
-from keepstep.edge.os.own_tables import pattern_text
-from keepstep.edge.os.recorder_dumps import read_dump
+from keepstep.cli.log_reading import WITHIN_S, LeftOut, ReadLogs, read_verdict
+from keepstep.core.postmortem.sightings import Sighting
+from keepstep.core.postmortem.verdict import LogVerdict
+from keepstep.edge.os.log_files import line_number
 from keepstep.errors import ConfigError
-from keepstep.model.units import counted
+from keepstep.model.units import counted, first_names, human_bytes
 
 SHOWN_CHARACTERS = 300
+SHORTEST_S, LONGEST_S = 1.0, 86_400.0
+NARROWER = "name the directory of one attempt or host, or one file, or give more --within-s"
 IS_UNKNOWN = 1
 IS_UNREADABLE = 2
 
@@ -41,94 +38,49 @@ def diagnose(
         Path, typer.Argument(metavar="DIR", help="Directory with the logs of all ranks, or a file.")
     ],
     json: JsonOption = False,
+    within_s: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=SHORTEST_S,
+            max=LONGEST_S,
+            help="How long reading may take. What was not read then is told.",
+        ),
+    ] = WITHIN_S,
 ) -> None:
     """Read a failed run's logs and name the cause, the culprit rank and the cheapest action.
 
     Exit code 0: a cause was named; 1: it is unknown; 2: nothing could be read.
     """
-    if not path.exists():
+    if not _exists(path):
         raise ConfigError(
             f"diagnose: expected a directory with the logs of all ranks, or a file, found nothing "
             f"at {path}"
         )
-    verdict, names, unread = read_verdict(path)
+    read = read_verdict(path, within_s)
     console = Console(highlight=False, soft_wrap=True)
-    if verdict is None:
-        for name, why in unread.items():
-            Console(stderr=True).print(Text(f"{_shown(name)}: {why}"), soft_wrap=True)
-        Console(stderr=True).print(Text(f"nothing could be read in {path}"), soft_wrap=True)
+    if read.verdict is None:
+        for line in [*_unread_lines(read.unread), f"nothing could be read in {path}"]:
+            Console(stderr=True).print(Text(line), soft_wrap=True)
         raise typer.Exit(IS_UNREADABLE)
     if json:
-        print_json(_document(verdict, names, unread))
+        print_json(_document(read.verdict, read))
     else:
-        for line in _lines(verdict, names, unread):
-            console.print(line)
-    if not verdict.is_known:
+        for text in _lines(read.verdict, read):
+            console.print(text)
+    if not read.verdict.is_known:
         raise typer.Exit(IS_UNKNOWN)
 
 
-def read_verdict(path: Path) -> tuple[LogVerdict | None, dict[str, Path], dict[str, str]]:
-    """What the logs there say, None: nothing could be read; the files by name; those that could not
-    be read, and why."""
-    names = {
-        file.relative_to(path).as_posix() if path.is_dir() else file.name: file
-        for file in find_logs(path)
-    }
-    seen = Sightings(parse_table(pattern_text()), places_of(list(names)))
-    words = [*seen.table.needles(), *exits.NEEDLES, *collectives.NEEDLES, INTRODUCED]
-    unread: dict[str, str] = {}
-    sizes = {name: _size(file) for name, file in names.items()}
-    with bytes_bar() as bar:
-        task = bar.add_task("reading", total=sum(sizes.values()))
-        for name, file in names.items():
-            try:
-                if not _take_dump(seen, file, name):
-                    for excerpt in search(file, name, words):
-                        seen.see(excerpt)
-            except OSError as error:
-                unread[name] = error.strerror or str(error)
-            except ValueError as error:
-                unread[name] = str(error)
-            bar.advance(task, sizes[name])
-    if len(unread) == len(names):
-        return None, names, unread
-    return judge(seen), names, unread
-
-
-def _size(file: Path) -> int:
+def _exists(path: Path) -> bool:
     try:
-        return file.stat().st_size
+        return path.exists()
     except OSError:
-        return 0  # it is told when it is read
+        return False  # in a directory that may not be looked into
 
 
-def _unpickle(raw: bytes) -> object:
-    """Raises UntrustedError, ValueError where there is no torch."""
-    try:
-        from keepstep.edge.torch.pickles.plain import load_plain
-    except ImportError as error:
-        raise ValueError(
-            "a flight recorder's dump is read with torch, which is not here"
-        ) from error
-    return load_plain(raw)
-
-
-def _take_dump(seen: Sightings, file: Path, name: str) -> bool:
-    """Whether the file is a dump of torch's flight recorder; then what it tells is kept. Raises
-    OSError, ValueError."""
-    document = read_dump(file, _unpickle)
-    if document is None:
-        return False
-    rank = rank_in(name)
-    if rank is None:
-        raise ValueError("a flight recorder's dump: expected its rank at the end of its name")
-    seen.recorder.take(parse_dump(rank, document))
-    seen.who.is_here(rank, seen.places[name].host)
-    return True
-
-
-def _lines(verdict: LogVerdict, names: dict[str, Path], unread: dict[str, str]) -> list[Text]:
-    cause = verdict.cause
+def _lines(verdict: LogVerdict, read: ReadLogs) -> list[Text]:
+    cause, names = verdict.cause, read.names
     found = [Text(f"{cause.name}: {cause.means}", style="bold")]
     if verdict.rank is not None:
         on = f" on {verdict.host}" if verdict.host else ""
@@ -144,7 +96,7 @@ def _lines(verdict: LogVerdict, names: dict[str, Path], unread: dict[str, str]) 
         op = " ".join([missed.op or "collective", "" if missed.seq is None else str(missed.seq)])
         found.append(
             Text(
-                f"missed   rank {', '.join(map(str, missed.missing[:8]))} did not enter "
+                f"missed   {_ranks(missed.missing)} did not enter "
                 f"{op.strip()}; {counted(len(missed.waiting), 'rank')} waited: {missed.how}"
             )
         )
@@ -153,18 +105,47 @@ def _lines(verdict: LogVerdict, names: dict[str, Path], unread: dict[str, str]) 
         kind = "also" if verdict.is_known else "seen"
         found.append(Text(f"{kind}     {_line(sighting, names)}", style="dim"))
     aside = (
-        f"{verdict.cascades} cascades, {verdict.teardowns} of the teardown, "
+        f"{counted(verdict.cascades, 'cascade')}, "
+        f"{counted(verdict.teardowns, 'line')} of the teardown, "
         f"{counted(verdict.survived, 'error')} survived"
     )
     found.append(Text(f"aside    {aside}", style="dim"))
-    found += [Text(f"unread   {_shown(name)}: {why}", style="dim") for name, why in unread.items()]
+    found += [Text(f"unread   {line}", style="dim") for line in _unread_lines(read.unread)]
+    if read.left:
+        found.append(Text(f"not read {_left_line(read.left)}"))
     return found
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks[:8]))}"
+
+
+def _unread_lines(unread: dict[str, str]) -> list[str]:
+    """One for each reason: of a directory of sockets that is enough."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in unread.items():
+        by_reason.setdefault(why, []).append(_shown(name))
+    return [f"{first_names(names)}: {why}" for why, names in by_reason.items()]
+
+
+def _left_line(left: LeftOut) -> str:
+    said = [f"{human_bytes(left.total_bytes - left.read_bytes)} of {human_bytes(left.total_bytes)}"]
+    if left.parts:
+        said.append(f"of {counted(left.parts, 'file')} only parts, the ends first")
+    if left.files:
+        said.append(f"of {counted(left.files, 'file')} nothing")
+    if left.is_cut:
+        said.append("there are more files than are looked through")
+    if left.is_late:
+        said.append("the time was over")
+    return f"{'; '.join(said)}. To narrow it, {NARROWER}"
 
 
 def _line(sighting: Sighting, names: dict[str, Path]) -> str:
     number = line_number(names[sighting.place.path], sighting.offset)
+    where = f"byte {sighting.offset}" if number is None else number
     at = f" {sighting.clock}" if sighting.clock else ""
-    return f"{_shown(sighting.place.path)}:{number}{at} {_shown(sighting.text)}"
+    return f"{_shown(sighting.place.path)}:{where}{at} {_shown(sighting.text)}"
 
 
 def _shown(text: str) -> str:
@@ -173,9 +154,8 @@ def _shown(text: str) -> str:
     return plain.strip()[:SHOWN_CHARACTERS]
 
 
-def _document(
-    verdict: LogVerdict, names: dict[str, Path], unread: dict[str, str]
-) -> dict[str, Any]:
+def _document(verdict: LogVerdict, read: ReadLogs) -> dict[str, Any]:
+    names = read.names
     return {
         "class": verdict.cause.name,
         "means": verdict.cause.means,
@@ -195,7 +175,8 @@ def _document(
             "survived": verdict.survived,
         },
         "files": len(names),
-        "unread": unread,
+        "unread": read.unread,
+        "left_out": read.left if read.left else None,
     }
 
 

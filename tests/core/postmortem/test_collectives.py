@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keepstep.core.postmortem.collectives import Collectives
-from keepstep.core.postmortem.exits import seen_exit
+from keepstep.core.postmortem.exits import SeenExit, seen_exit
 from keepstep.core.postmortem.line import parse_line
 
 
@@ -89,8 +89,12 @@ BLOCK = """Root Cause (first observed failure):
 """
 
 
+def exit_in(text: str, before: str) -> SeenExit | None:
+    return seen_exit(parse_line(text), before)
+
+
 def test_the_launchers_summary() -> None:
-    found = seen_exit("  exitcode  : -9 (pid: 19466)  (SIGKILL)", BLOCK)
+    found = exit_in("  exitcode  : -9 (pid: 19466)  (SIGKILL)", BLOCK)
     assert found is not None
     assert (found.code, found.rank, found.local, found.host, found.pid) == (
         -9,
@@ -100,22 +104,20 @@ def test_the_launchers_summary() -> None:
         19466,
     )
     assert found.is_first
-    other = seen_exit(
-        "  exitcode  : 1 (pid: 5)", BLOCK + "  exitcode : -9\n[1]:\n  rank      : 2 (l"
-    )
+    other = exit_in("  exitcode  : 1 (pid: 5)", BLOCK + "  exitcode : -9\n[1]:\n  rank      : 2 (l")
     assert other is not None and (other.rank, other.is_first) == (2, False)
 
 
 def test_the_line_of_an_elastic_agent_and_of_ours() -> None:
-    agent = seen_exit("E failed (exitcode: -11) local_rank: 2 (pid: 7) of binary: python", "")
+    agent = exit_in("E failed (exitcode: -11) local_rank: 2 (pid: 7) of binary: python", "")
     assert agent is not None and (agent.code, agent.local, agent.pid, agent.rank) == (
         -11,
         2,
         7,
         None,
     )
-    ours = seen_exit(
+    ours = exit_in(
         "keepstep agent: gave up: rank 2 was killed by SIGKILL (9) 2.9 s after start", ""
     )
     assert ours is not None and (ours.code, ours.rank, ours.is_first) == (-9, 2, True)
-    assert seen_exit("the exitcode  : of nothing", "") is None
+    assert exit_in("the exitcode  : of nothing", "") is None

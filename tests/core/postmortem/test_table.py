@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from keepstep.core.postmortem import collectives, exits, line, places, sightings
+from keepstep.core.postmortem import collectives, exits, line, places, sightings, table
 from keepstep.core.postmortem.line import parse_line
 from keepstep.core.postmortem.table import ROLES, parse_table
 from keepstep.edge.os.own_tables import pattern_text
@@ -84,11 +84,11 @@ def test_a_table_that_is_wrong_is_refused(change: dict[str, Any], words: str) ->
 
 
 def expressions() -> Iterator[re.Pattern[str]]:
-    for module in (line, places, collectives, exits, sightings):
+    for module in (line, places, collectives, exits, sightings, table):
         for value in vars(module).values():
             if isinstance(value, re.Pattern):
                 yield value
-    yield from line.PIECES
+    yield from [*line.PIECES, *exits.RAISED, *exits.PLAIN]
 
 
 def repeats(tree: Any) -> int:

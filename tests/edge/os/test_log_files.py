@@ -11,13 +11,20 @@ from pathlib import Path
 import pytest
 
 from keepstep.edge.os import log_files
-from keepstep.edge.os.log_files import MAX_HITS, MAX_LINE_BYTES, find_logs, line_number, search
+from keepstep.edge.os.log_files import (
+    MAX_HITS,
+    MAX_LINE_BYTES,
+    LogNeedles,
+    line_number,
+    search,
+)
+from keepstep.edge.os.log_folders import find_logs
 
 WORDS = ["CUDA out of memory", "Xid (", "Signal 9"]
 
 
 def texts(path: Path, words: list[str] = WORDS) -> list[str]:
-    return [excerpt.text for excerpt in search(path, path.name, words)]
+    return [excerpt.text for excerpt in search(path, path.name, LogNeedles(words))]
 
 
 def written(path: Path, data: bytes) -> Path:
@@ -28,7 +35,7 @@ def written(path: Path, data: bytes) -> Path:
 def test_lines_with_a_word_come_once_and_in_order(tmp_path: Path) -> None:
     data = b"a\nb Xid (1) CUDA out of memory\nc\nSignal 9\nd Signal 8\n"
     path = written(tmp_path / "a.log", data)
-    found = list(search(path, "a.log", WORDS))
+    found = list(search(path, "a.log", LogNeedles(WORDS)))
     assert [e.text for e in found] == ["b Xid (1) CUDA out of memory", "Signal 9"]
     assert [line_number(path, e.offset) for e in found] == [2, 4]
     assert found[1].before(100).endswith("memory\nc\n") and found[1].after(100) == "\nd Signal 8\n"
@@ -55,7 +62,7 @@ def test_chunks_change_nothing(
     monkeypatch.setattr(log_files, "MAX_HITS", 10_000)
     path = written(tmp_path / "a.log", text.encode())
     dumb = [line for line in text.split("\n") if any(word in line for word in words)]
-    found = list(search(path, "a.log", words))
+    found = list(search(path, "a.log", LogNeedles(words)))
     assert [excerpt.text for excerpt in found] == dumb
     for excerpt in found:
         begin, end = excerpt.offset, excerpt.offset + len(excerpt.text)
@@ -101,12 +108,12 @@ def test_what_is_no_log_is_not_looked_for(tmp_path: Path) -> None:
     written(tmp_path / "model.safetensors", b"")
     (tmp_path / "away").symlink_to("/")
     (tmp_path / "link.log").symlink_to(log)
-    assert find_logs(tmp_path) == [log]
+    assert find_logs(tmp_path).files == {"deep/a.log": log}
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert find_logs(tmp_path) == []
+    assert find_logs(tmp_path).files == {}
     with pytest.raises(OSError, match="regular file"):
         texts(tmp_path / "pipe")
     with pytest.raises(FileNotFoundError):

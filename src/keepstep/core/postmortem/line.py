@@ -17,11 +17,13 @@ from typing import Literal
 Speaker = Literal["program", "kernel", "nccl", "slurm", "torch"]
 
 MAX_PIECES = 16
+LEVELS = ("DEBUG", "INFO", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL")
 MILD = ("DEBUG", "INFO", "WARNING", "WARN", "D", "I", "W")
 SLURM = ("slurmstepd", "srun: ", "slurmctld", "slurmd")
 MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 
 COLOURS = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
+GARBAGE = re.compile("[\x00-\x06\x0e-\x1a\x1c-\x1f\ufeff]")  # no text has it
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d(?:[.,]\d{1,9})?)"
 _DATE = r"(?P<month>[A-Z][a-z]{2}) {1,2}(?P<day>\d{1,2})"
 PIECES = [
@@ -30,6 +32,9 @@ PIECES = [
         r"\[[Rr]ank ?(?P<rank>\d{1,6})\]:? ?",
         r"\[\d{1,6},(?P<rank>\d{1,6})\]<std(?:err|out)>: ?",
         r"\[[a-z_]{1,40}(?P<local>\d{1,6})\]: ?",
+        r"std(?:out|err) [FP] (?P<stream>)",  # Kubernetes' runtimes
+        r"(?=\S{0,80}\d)(?:(?:[\w./-]{1,80}|\[std(?:out|err)\]) ){1,3}(?=\[[Rr]ank ?\d{1,6}\])",
+        r"(?P<margin> {2,80})\| ",
         rf"\[?{_DATE} {_CLOCK} (?P<host>[\w.-]{{1,80}}) (?P<kernel>kernel): ?",
         rf"\[[A-Z][a-z]{{2}} {_DATE} {_CLOCK} \d{{4}}\](?P<kernel>) ?",
         r"\[ {0,8}\d{1,10}\.\d{3,9}\](?P<kernel>) ?",
@@ -46,13 +51,15 @@ PIECES = [
         r"\[[^\]\n]{0,120}\][ :-]{1,3}",
     )
 ]
-LABEL = re.compile(r" {0,6}(?P<rank>\d{1,6}): ?")
+LABEL = re.compile(r" {0,6}(?:(?P<rank>\d{1,6}): ?|\[(?P<number>\d{1,4})\] (?=\S))")
+POD = re.compile(r"[A-Za-z][\w./-]{0,80} {1,30}\| (?=\S)")  # of docker compose, kubetail
 LOGGER = re.compile(r"(?P<name>[A-Za-z_][\w.]{0,80})(?::\d{1,6})?(?:: | - )")
 EXCEPTION_NAME = re.compile(
-    r"(?:what\(\)|Exception\b"
+    r"(?:what\(\)|(?:Base)?Exception(?:Group)?\b"
     r"|(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80}(?:Error|Exception|Exit|Interrupt)\b)"
 )
 EXCEPTION = re.compile(rf"{EXCEPTION_NAME.pattern}(?:: |:?$)")
+DOTTED = re.compile(r"(?:[a-z_]\w{0,80}\.){1,12}[A-Za-z_]\w{0,80}(?:: |:?$)")  # `zlib.error: `
 
 
 @dataclass(slots=True)
@@ -60,7 +67,8 @@ class LogLine:
     """`text`: all of it, without colours; `body`: without its head. `label`: what a launcher put
     before it, for telling ranks in one file apart. `seconds`: its time in the year, None: it says
     none; `clock`: as it was written. `group`: the process group that torch names. `is_traced`: a
-    traceback stands above it, which only who has the file knows."""
+    traceback stands above it, which only who has the file knows. `is_nested`: it stands in the
+    margin of an exception group."""
 
     text: str
     body: str
@@ -76,6 +84,7 @@ class LogLine:
     clock: str = ""
     label: str = ""
     is_traced: bool = False
+    is_nested: bool = False
 
     @property
     def is_mild(self) -> bool:
@@ -84,16 +93,28 @@ class LogLine:
 
     @property
     def is_exception(self) -> bool:
-        return not self.is_mild and EXCEPTION.match(self.body) is not None
+        """Of a name that ends otherwise than theirs, only the traceback above it tells."""
+        if self.is_mild:
+            return False
+        if EXCEPTION.match(self.body):
+            return True
+        return self.is_traced and DOTTED.match(self.body) is not None
+
+    @property
+    def may_be_exception(self) -> bool:
+        return not self.is_mild and bool(EXCEPTION.match(self.body) or DOTTED.match(self.body))
 
 
 def parse_line(text: str) -> LogLine:
     """What stands at the head of this line, and the rest."""
-    text = COLOURS.sub("", text).strip("\r\n")
+    text = text_in(COLOURS.sub("", text).strip("\r\n"))
     line = LogLine(text, text)
     at = 0
     if found := LABEL.match(text):
-        line.rank, line.label, at = int(found["rank"]), found[0], found.end()
+        line.rank = int(found["rank"] or found["number"])
+        line.label, at = found[0], found.end()
+    elif (found := POD.match(text)) and found[0].rstrip(" |") not in LEVELS:
+        line.label, at = found[0], found.end()
     for _ in range(MAX_PIECES):
         found = next((f for piece in PIECES if (f := piece.match(text, at))), None)
         if found is None or found.end() == at:
@@ -108,6 +129,14 @@ def parse_line(text: str) -> LogLine:
     return line
 
 
+def text_in(text: str) -> str:
+    """Without the bytes that a log that was cut off, or a disk that lost a page, has in it: the
+    longest stretch of text between them."""
+    if text.isprintable() or not GARBAGE.search(text):
+        return text
+    return max(GARBAGE.split(text), key=len)
+
+
 def _take(line: LogLine, found: re.Match[str], at: int) -> None:
     parts = {name: value for name, value in found.groupdict().items() if value is not None}
     if at == 0 and ("rank" in parts or "local" in parts):
@@ -118,6 +147,7 @@ def _take(line: LogLine, found: re.Match[str], at: int) -> None:
     for name in ("host", "level", "group"):
         if name in parts:
             setattr(line, name, parts[name])
+    line.is_nested = line.is_nested or "margin" in parts
     for speaker in ("kernel", "nccl", "torch"):
         if speaker in parts:
             line.by = speaker

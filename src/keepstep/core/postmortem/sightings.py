@@ -17,7 +17,8 @@ from typing import Protocol
 from keepstep.core.postmortem import collectives, exits
 from keepstep.core.postmortem.collectives import Collectives
 from keepstep.core.postmortem.exits import SLURM_TASK, SeenExit, seen_exit
-from keepstep.core.postmortem.line import LogLine, parse_line
+from keepstep.core.postmortem.json_line import plain_lines, rank_of
+from keepstep.core.postmortem.line import LogLine, parse_line, text_in
 from keepstep.core.postmortem.places import LogPlace
 from keepstep.core.postmortem.recorder import Recorder
 from keepstep.core.postmortem.table import LogPattern, PatternTable
@@ -30,10 +31,13 @@ AFTER_BYTES = 48 << 10
 BEFORE_BYTES = 4 << 10
 TRACE_BYTES = 8 << 10
 TRACES = ('File "', "Traceback (", "\u2771")  # Python's own, and Rich's
+FRAMES = ('File "', "    ")  # the line above that of an exception
 SURVIVED_STEPS = 5
 STEP = re.compile(r"\b(?:step|iter|iteration|batch)s?\b[ \]=:#/|]{0,6}\d", re.IGNORECASE)
 TRUE_RANK = re.compile(r"\bRank (\d{1,6}): found ")
 BUS = re.compile(r"\(PCI:[0-9a-fA-F]{4,8}:([0-9a-fA-F]{2}):")
+LABELS = re.compile(r"^(?:\[rank(\d{1,6})\]|\[\d{1,6},(\d{1,6})\]<std)", re.MULTILINE)
+SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error")
 KILLED_PID = re.compile(r"(?:Killed process |pid=)(\d{1,9})")
 
 
@@ -56,12 +60,12 @@ class Excerpt(Protocol):
 
 @dataclass(slots=True)
 class Sighting:
-    """A pattern seen. `order`: when it was read, which orders the lines of one file."""
+    """A pattern seen. `order`: its place among all lines, for those that tell no time."""
 
     pattern: LogPattern
     place: LogPlace
     offset: int
-    order: int
+    order: tuple[int, int]
     text: str
     rank: int | None
     host: str | None
@@ -83,6 +87,7 @@ class WhoIsWho:
     by_bus: dict[tuple[str, str], int] = field(default_factory=dict)
     by_local: dict[tuple[str, int], int] = field(default_factory=dict)
     hosts: dict[int, str] = field(default_factory=dict)
+    machines: set[str] = field(default_factory=set)
 
     def is_here(self, rank: int | None, host: str | None) -> None:
         if rank is not None and rank < MAX_RANKS:
@@ -101,7 +106,7 @@ class WhoIsWho:
             }
             if len(found) == 1:
                 return found.pop()
-        return local if len(set(self.hosts.values())) <= 1 else None
+        return local if len({*self.hosts.values(), *self.machines}) <= 1 else None
 
     def known(self) -> set[int]:
         """Every rank of the job, as far as is known."""
@@ -120,41 +125,88 @@ class Sightings:
     recorder: Recorder = field(default_factory=Recorder)
     who: WhoIsWho = field(default_factory=WhoIsWho)
     read: int = 0
+    _numbers: dict[str, int] = field(default_factory=dict)
+    _pods: dict[str, int] = field(default_factory=dict)
+    _exits_at: set[tuple[str, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        for place in self.places.values():
+        for number, place in enumerate(self.places.values()):
+            self._numbers[place.path] = number
             self.who.is_here(place.rank, place.host)
+            if place.rank is not None:
+                self._pods[place.path.rpartition("/")[2].partition(".")[0]] = place.rank
+
+    def greet(self, text: str) -> None:
+        """Take note of the ranks that speak in here: who is silent later is missed."""
+        for found in LABELS.finditer(text):
+            self.who.is_here(int(found[1] or found[2]), None)
 
     def see(self, excerpt: Excerpt) -> None:
-        """Take one line."""
+        """Take one line; a record of JSON is as many as it says."""
         self.read += 1
-        line = parse_line(excerpt.text)
+        texts = plain_lines(text_in(excerpt.text)) if "}" in excerpt.text else []
+        if not texts:
+            self._see_line(excerpt, parse_line(excerpt.text))
+            return
+        label, is_traced = rank_of(excerpt.text), False
+        for text in texts:
+            line = parse_line(text)
+            line.label, line.is_traced = label, is_traced
+            self._see_line(excerpt, line)
+            is_traced = is_traced or any(trace in text for trace in TRACES)
+
+    def _see_line(self, excerpt: Excerpt, line: LogLine) -> None:
         place = self.places[excerpt.path]
         if INTRODUCED in line.text:
             self._introduce(line)
+        if line.by == "nccl" and line.host:
+            self.who.machines.add(line.host)
         rank = self._rank_of(line, place)
         self.who.is_here(rank, line.host)
-        if any(needle in line.text for needle in exits.NEEDLES):
-            self._see_exit(excerpt, line, place)
+        if any(needle in line.text for needle in exits.NEEDLES) and self._see_exit(
+            excerpt, line, place
+        ):
             return
         if any(needle in line.text for needle in collectives.NEEDLES):
             rank = self.collectives.hear(line, rank)
-        if line.is_exception:
-            before = excerpt.before(TRACE_BYTES)
-            line.is_traced = any(trace in before for trace in TRACES)
+        if not line.is_traced and line.may_be_exception:
+            rank = self._trace(line, excerpt.before(TRACE_BYTES), rank)
         pattern = self.table.match(line)
-        if pattern is not None and not self._is_kept(place, rank, pattern):
+        if pattern is None:
+            return
+        if pattern.where == "pod" and rank is None:
+            rank = self._rank_of_pod(excerpt, line)
+        if not self._is_kept(place, rank, pattern, excerpt.offset):
             self._keep(self._sighting(excerpt, line, place, rank, pattern), excerpt, line)
 
-    def _is_kept(self, place: LogPlace, rank: int | None, pattern: LogPattern) -> bool:
-        return (place.path, rank, id(pattern), False) in self.found
+    @staticmethod
+    def _trace(line: LogLine, before: str, rank: int | None) -> int | None:
+        """Whether a traceback stands above this line, and, where torch's spawn wrote that, of
+        which rank."""
+        if not any(trace in before for trace in TRACES):
+            return rank
+        above = before.rstrip("\n").rpartition("\n")[2]
+        line.is_traced = line.is_exception or any(frame in above for frame in FRAMES)
+        if rank is None and line.is_traced and (spawned := SPAWNED.findall(before)):
+            return int(spawned[-1])
+        return rank
+
+    def _rank_of_pod(self, excerpt: Excerpt, line: LogLine) -> int | None:
+        """Of the pod that is named last, in this line or above it, by the name of its log."""
+        text = excerpt.before(BEFORE_BYTES) + line.text
+        at = {text.rfind(pod): rank for pod, rank in self._pods.items() if pod in text}
+        return at[max(at)] if at else None
+
+    def _is_kept(self, place: LogPlace, rank: int | None, pattern: LogPattern, offset: int) -> bool:
+        kept = self.found.get((place.path, rank, id(pattern), False))
+        return kept is not None and kept.offset <= offset
 
     def _rank_of(self, line: LogLine, place: LogPlace) -> int | None:
         if line.by == "kernel":
             return None
         if found := TRUE_RANK.search(line.body):
             return int(found[1])
-        if line.rank is not None and (not line.label.strip(" :").isdigit() or place.rank is None):
+        if line.rank is not None and (not line.label.strip(" :[]").isdigit() or place.rank is None):
             return line.rank
         if place.rank is not None:
             return place.rank
@@ -184,10 +236,15 @@ class Sightings:
         if words.get("cudaDev", "").isdigit():
             self.who.by_local[host, int(words["cudaDev"])] = rank
 
-    def _see_exit(self, excerpt: Excerpt, line: LogLine, place: LogPlace) -> None:
-        found = seen_exit(line.text, excerpt.before(BEFORE_BYTES))
-        if found is None or len(self.exits) >= MAX_EXITS:
-            return
+    def _see_exit(self, excerpt: Excerpt, line: LogLine, place: LogPlace) -> bool:
+        """Whether the line is of a launcher that tells of an exit, and not an error's own."""
+        found = seen_exit(line, excerpt.before(BEFORE_BYTES))
+        if found is None:
+            return any(needle in line.text for needle in exits.LAUNCHERS)
+        at = (place.path, excerpt.offset)
+        if at in self._exits_at or len(self.exits) >= MAX_EXITS:
+            return True
+        self._exits_at.add(at)
         host = found.host or ""
         self.who.is_here(found.rank, found.host)
         if found.rank is not None and found.pid is not None:
@@ -199,6 +256,7 @@ class Sightings:
             seen = self._sighting(excerpt, line, place, found.rank, pattern)
             seen.host, seen.pid, seen.local = found.host or seen.host, found.pid, found.local
             self.exits.append((place, found, seen))
+        return True
 
     def _sighting(
         self,
@@ -224,7 +282,7 @@ class Sightings:
             pattern,
             place,
             excerpt.offset,
-            self.read,
+            (self._numbers[place.path], excerpt.offset),
             line.text,
             rank,
             host,
@@ -232,6 +290,7 @@ class Sightings:
             bus,
             seconds,
             clock,
+            line.device if line.by == "nccl" else None,
         )
 
     def _keep(self, seen: Sighting, excerpt: Excerpt, line: LogLine) -> None:
@@ -241,18 +300,24 @@ class Sightings:
         if seen.pattern.role == "root" and line.by == "program":
             label = line.label if seen.place.rank is None else ""
             seen.is_survived = _goes_on(excerpt.after(AFTER_BYTES), label)
-        self.found.setdefault((*key, seen.is_survived), seen)
+        kept = self.found.setdefault((*key, seen.is_survived), seen)
+        if seen.offset < kept.offset:  # of a large file the ends are read first
+            self.found[(*key, seen.is_survived)] = seen
 
 
 def _goes_on(after: str, label: str) -> bool:
     """Whether the same rank tells of steps after that."""
     steps = 0
     for text in after.splitlines():
-        if text.startswith(label) and STEP.search(text[:400]):
+        if _is_labelled(text, label) and STEP.search(text[:400]):
             steps += 1
             if steps >= SURVIVED_STEPS:
                 return True
     return False
+
+
+def _is_labelled(text: str, label: str) -> bool:
+    return text.startswith(label) or (label.startswith('"') and label in text)
 
 
 def _time_before(before: Callable[[int], str]) -> tuple[float | None, str]:

@@ -15,6 +15,7 @@ nothing else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,6 +25,11 @@ from keepstep.model.decoding import from_json
 
 PatternRole = Literal["root", "cascade", "teardown"]
 ROLES = ("root", "cascade", "teardown")
+SHELL = re.compile(r"[\w./-]{1,200}: line \d{1,6}: {0,8}\d{1,9} ")  # `run.sh: line 3: 47 Killed`
+POD = re.compile(  # as kubectl describes a pod, tells of events, and lists pods
+    r"[ \t]{0,40}Reason:[ \t]|(?:[\w().-]{1,40}[ \t]{1,20}){1,8}pod/[\w.-]{1,253}[ \t]"
+    r"|[\w.-]{1,253}[ \t]{1,40}\d{1,3}/\d{1,3}[ \t]"
+)
 OWN_CODES = range(2, 128)  # 1 is an error's, 128 and more a signal's, as a shell tells it
 
 
@@ -41,7 +47,7 @@ class FailureClass:
 
 @dataclass(frozen=True, slots=True)
 class LogPattern:
-    """`origin`: who prints these words."""
+    """`origin`: who prints these words. `of`: others, who says them is not to blame."""
 
     kind: str
     role: PatternRole
@@ -50,6 +56,7 @@ class LogPattern:
     words: tuple[str, ...]
     unless: tuple[str, ...]
     origin: str
+    of: Literal["its rank", "others"] = "its rank"
 
     def matches(self, line: LogLine) -> bool:
         text = line.text
@@ -89,18 +96,24 @@ class PatternTable:
 
 
 def _is_raised(line: LogLine, word: str) -> bool:
-    """At the head of an exception's line, or of an error's in a log; not quoted in another."""
+    """At the head of an exception's line, or of an error's in a log; not quoted in another. In the
+    margin of a group of exceptions below a traceback: tables have such margins, too."""
+    if line.is_nested:
+        return line.is_exception and line.is_traced
     return not line.is_mild and (line.is_exception or line.body.startswith(word))
 
 
 def _is_head(line: LogLine, word: str) -> bool:
-    return not line.is_mild and line.body.startswith(word)
+    return not line.is_mild and not line.is_nested and line.body.startswith(word)
 
 
 WHERE: Mapping[str, Callable[[LogLine, str], bool]] = {
     "raised": _is_raised,
     "head": _is_head,
     "traced": lambda line, _: line.is_exception and line.is_traced,
+    "alone": lambda line, word: line.body == word,
+    "shell": lambda line, _: SHELL.match(line.body) is not None,
+    "pod": lambda line, _: POD.match(line.text) is not None,
     "kernel": lambda line, _: line.by == "kernel",
     "nccl": lambda line, _: line.by == "nccl",
     "slurm": lambda line, _: line.by == "slurm",
@@ -147,4 +160,5 @@ def _pattern(entry: Mapping[str, Any], classes: Mapping[str, FailureClass]) -> L
         raise ValueError(f"no class {kind!r}, in {entry}")
     weight = entry.get("weight", 4 if role == "root" else 0)
     unless = tuple(entry.get("unless", ()))
-    return LogPattern(kind, role, weight, where, tuple(words), unless, entry["origin"])
+    of = entry.get("of", "its rank")
+    return LogPattern(kind, role, weight, where, tuple(words), unless, entry["origin"], of)

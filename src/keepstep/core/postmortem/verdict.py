@@ -160,7 +160,7 @@ def _of_roots(
         by_class[root.pattern.kind].append(root)
     world = len(seen.who.known())
 
-    def rank_of(group: list[Sighting]) -> tuple[int, bool, float, int]:
+    def rank_of(group: list[Sighting]) -> tuple[int, bool, float, tuple[int, int]]:
         weight = max(s.pattern.weight for s in group)
         return (-weight, _is_everywhere(_ranks(group), world), *_when(group[0]))
 
@@ -183,7 +183,7 @@ def _of_roots(
         why = "it is the only root that was seen"
     if _is_everywhere(ranks, world):
         rank, why = None, f"{len(ranks)} ranks say the same: it is nobody's in particular"
-    if cause.scope == "job":
+    if cause.scope == "job" or first.pattern.of == "others":
         rank = None
     verdict = _verdict(seen, attempt, cause, why, rank=rank, first=first, missed=missed)
     return replace(verdict, ranks=tuple(sorted(ranks)), host=host or verdict.host)
@@ -204,7 +204,10 @@ def _of_hang(seen: Sightings, attempt: _Attempt, missed: Missed) -> LogVerdict:
     rank = missed.missing[0] if len(missed.missing) == 1 else None
     collective = f"{missed.op or 'collective'} {'' if missed.seq is None else missed.seq}".strip()
     who = ", ".join(str(r) for r in missed.missing[:8])
-    why = f"rank {who} did not enter {collective}, and {len(missed.waiting)} waited: {missed.how}"
+    whose = "rank" if len(missed.missing) == 1 else "ranks"
+    why = (
+        f"{whose} {who} did not enter {collective}, and {len(missed.waiting)} waited: {missed.how}"
+    )
     first = min((s for s in attempt.cascades if s.pattern.kind == "hang"), key=_when, default=None)
     verdict = _verdict(
         seen, attempt, seen.table.classes["hang"], why, rank=rank, first=first, missed=missed
@@ -247,7 +250,7 @@ def _is_everywhere(ranks: set[int], world: int) -> bool:
     return len(ranks) > 1 and 2 * len(ranks) > world
 
 
-def _when(sighting: Sighting) -> tuple[float, int]:
+def _when(sighting: Sighting) -> tuple[float, tuple[int, int]]:
     return (inf if sighting.seconds is None else sighting.seconds, sighting.order)
 
 

@@ -1,7 +1,7 @@
-"""Log files: found, read, and searched for words, whatever is in them.
+"""Log files: read, and searched for words, whatever is in them.
 
-Comes in: a path and words. Goes out: the lines that hold one of the words, each once, in the order
-of the file, with what stands around it. What the lines mean is not decided here.
+Comes in: a path, a portion of it, and words. Goes out: the lines that hold one of the words, each
+once, in the order of the file, with what stands around it. What the lines mean is not decided here.
 
 Invariant: memory is bounded, whatever a file holds: it is read in chunks, a line is cut at
 `MAX_LINE`, and of each chunk and word the first and the last `MAX_HITS` lines count. Nothing is
@@ -18,28 +18,35 @@ from __future__ import annotations
 import codecs
 import gzip
 import os
-import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from keepstep.model.units import GIB, KIB, MIB
+from keepstep.model.units import KIB, MIB
 
 CHUNK_BYTES = 4 * MIB
 AHEAD_BYTES = 64 * KIB  # of what follows a line
 BEHIND_BYTES = 16 * KIB
 MAX_LINE_BYTES = 4 * KIB
 MAX_HITS = 100
-MAX_FILES = 20_000
-MAX_UNPACKED_BYTES = 4 * GIB
+MAX_COUNTED_BYTES = 512 * MIB  # of lines, for the number of one
+PACKED_RATIO = 20  # how much larger a packed log may well be
+HEAD_BYTES = 4
+LOOKED_BYTES = MIB  # at the beginning of a file, for who speaks there
+GZIP = b"\x1f\x8b"
 DIGITS = b"0123456789"
 GRAM_BYTES = 8  # of a word, by which one pass finds it
 LOOK_BYTES = 32 * KIB  # of a chunk, for whether its lines differ
 MOST_DIFFERENT = 0.5
 MIXER = 0x9E3779B97F4A7C15  # Knuth's, of 64 bits: 2**64 divided by the golden ratio
-NO_LOGS = {".pt", ".pth", ".bin", ".npy", ".npz", ".safetensors", ".distcp", ".so", ".zip", ".tar"}
+WIDE = (  # the longer marks first: one begins with another
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,53 +69,65 @@ class LogExcerpt:
         return _text(self._chunk[self._end : self._end + size])
 
 
-def find_logs(path: Path) -> list[Path]:
-    """The regular files there, sorted: this one, or those below. No link is followed out."""
-    if not path.is_dir():
-        return [path]
-    found = []
-    for folder, folders, names in os.walk(path, followlinks=False):
-        folders.sort()
-        for name in sorted(names):
-            file = Path(folder, name)
-            if file.suffix not in NO_LOGS and _is_regular(file):
-                found.append(file)
-            if len(found) >= MAX_FILES:
-                return found
-    return found
-
-
-def _is_regular(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
-
-
-def search(path: Path, name: str, words: Sequence[str]) -> Iterator[LogExcerpt]:
-    """The lines that hold one of these words. `name`: as which the excerpts know the file. Raises
-    OSError where it cannot be read."""
-    if path.exists() and not path.is_file():
-        raise OSError(
-            f"{path}: expected a regular file"
-        )  # opening a pipe would wait for its writer
-    needles = _Needles(words)
+def size_of(path: Path) -> tuple[int, bool]:
+    """How large it is, as far as can be told without reading it, and whether it can be read from
+    its beginning alone: then that is a guess. Raises OSError where it cannot be read."""
+    _refuse_others(path)
     with open(path, "rb") as raw:
-        chunk, base = b"", 0  # base: where the chunk begins in the file
-        done = 0  # up to here in the chunk, lines were searched
-        for added, is_last in _chunks(_plain(raw)):
+        head, size = raw.read(HEAD_BYTES), os.fstat(raw.fileno()).st_size
+    if head.startswith(GZIP):
+        return size * PACKED_RATIO, True
+    return size, _wide(head) is not None
+
+
+def head_of(path: Path) -> str:
+    """Its first bytes as text. Raises OSError."""
+    with open(path, "rb") as raw:
+        return _text(next(_chunks(_plain(raw), LOOKED_BYTES), (b"", True))[0])
+
+
+def _refuse_others(path: Path) -> None:
+    if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+        raise OSError(f"{path}: expected a regular file")
+
+
+def search(
+    path: Path,
+    name: str,
+    needles: LogNeedles,
+    begin: int = 0,
+    end: int | None = None,
+    goes_on: Callable[[int], bool] = lambda _: True,
+) -> Iterator[LogExcerpt]:
+    """The lines that hold one of the needles there, between these offsets. `name`: as which the
+    excerpts know the file. `goes_on` hears how many bytes were read since it was called last, and
+    tells whether to read more. Raises OSError where it cannot be read."""
+    _refuse_others(path)
+    with open(path, "rb") as raw:
+        base = max(0, begin - BEHIND_BYTES)  # where the chunk begins in the file
+        plain = _plain(raw)
+        plain.seek(base)
+        chunk, done = b"", begin - base  # up to here in the chunk, lines were searched
+        most = None if end is None else end + AHEAD_BYTES - base
+        for added, is_last in _chunks(plain, most):
             chunk += added
             until = len(chunk) if is_last else max(done, len(chunk) - AHEAD_BYTES)
             until = until if is_last else chunk.rfind(b"\n", done, until) + 1 or until
-            for begin, end in needles.lines(chunk, done, until):
-                text = _text(chunk[begin : min(end, begin + MAX_LINE_BYTES)])
-                yield LogExcerpt(name, base + begin, text, chunk, begin, end)
+            until = until if end is None else min(until, end - base)
+            for first, last in needles.lines(chunk, done, until):
+                text = _text(chunk[first : min(last, first + MAX_LINE_BYTES)])
+                yield LogExcerpt(name, base + first, text, chunk, first, last)
+            if not goes_on(len(added)):
+                return
             kept = max(0, until - BEHIND_BYTES)
             chunk, base, done = chunk[kept:], base + kept, until - kept
 
 
-def line_number(path: Path, offset: int) -> int:
-    """Which line of the file begins at this offset, counted from 1."""
+def line_number(path: Path, offset: int) -> int | None:
+    """Which line of the file begins at this offset, counted from 1; None: too many stand before
+    it."""
+    if offset > MAX_COUNTED_BYTES:
+        return None
     lines, read = 1, 0
     with open(path, "rb") as raw:
         for chunk, _ in _chunks(_plain(raw)):
@@ -119,8 +138,8 @@ def line_number(path: Path, offset: int) -> int:
     return lines
 
 
-class _Needles:
-    """Words, and how to find their lines in a chunk."""
+class LogNeedles:
+    """Words, and how to find their lines in a chunk: made once for all files."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._signs = {word.encode(): _sign(word.encode()) for word in words}
@@ -210,22 +229,25 @@ def _hits(chunk: bytes, word: bytes, begin: int, end: int) -> Iterator[int]:
 
 def _plain(raw: IO[bytes]) -> IO[bytes]:
     """The file, unpacked where gzip has packed it."""
-    magic = raw.read(2)
+    magic = raw.read(len(GZIP))
     raw.seek(0)
-    return gzip.GzipFile(fileobj=raw) if magic == b"\x1f\x8b" else raw  # type: ignore[return-value]
+    return gzip.GzipFile(fileobj=raw) if magic == GZIP else raw  # type: ignore[return-value]
 
 
-def _chunks(file: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Its bytes, as UTF-8 where it is UTF-16, and whether these are the last. A packed file that is
-    torn ends where it is torn."""
-    decoder = None
+def _wide(head: bytes) -> str | None:
+    return next((name for mark, name in WIDE if head.startswith(mark)), None)
+
+
+def _chunks(file: IO[bytes], most: int | None = None) -> Iterator[tuple[bytes, bool]]:
+    """Its bytes, this many at most, as UTF-8 where its characters are wide, and whether these are
+    the last. A packed file that is torn ends where it is torn."""
+    chunk = _read(file, most)
+    wide = _wide(chunk) if file.tell() == len(chunk) else None
+    decoder = codecs.getincrementaldecoder(wide)(errors="replace") if wide else None
     read = 0
-    chunk = _read(file)
-    if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
     while chunk:
         read += len(chunk)
-        following = _read(file) if read < MAX_UNPACKED_BYTES else b""
+        following = _read(file, None if most is None else most - read)
         plain = (
             decoder.decode(chunk, not following).encode("utf-8", "replace") if decoder else chunk
         )
@@ -233,11 +255,19 @@ def _chunks(file: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
         chunk = following
 
 
-def _read(file: IO[bytes]) -> bytes:
+def _read(file: IO[bytes], most: int | None) -> bytes:
+    """The next bytes; of a packed file that is torn, what stands before the tear, too."""
+    left = CHUNK_BYTES if most is None else max(0, min(CHUNK_BYTES, most))
+    if not isinstance(file, gzip.GzipFile):
+        return file.read(left)
+    parts = []
     try:
-        return file.read(CHUNK_BYTES)
+        while left and (part := file.read1(left)):
+            parts.append(part)
+            left -= len(part)
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        return b""
+        pass
+    return b"".join(parts)
 
 
 def _text(found: bytes) -> str:

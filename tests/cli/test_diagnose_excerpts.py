@@ -1,0 +1,97 @@
+"""`keepstep diagnose` and the formats of many launchers and libraries: excerpts, and the same words
+where they mean nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from keepstep.cli.log_reading import read_verdict
+from keepstep.core.postmortem.verdict import LogVerdict
+from tests.core.postmortem.excerpt_cases import LogsOfCase, cases
+
+CASES = [*cases("first.txt"), *cases("second.txt")]
+SAID = [case for case in CASES if case.kind not in ("unknown", "hang")]  # by a line of the logs
+
+
+def verdict_of(files: dict[str, bytes], at: Path) -> LogVerdict:
+    for name, data in files.items():
+        (at / name).parent.mkdir(parents=True, exist_ok=True)
+        (at / name).write_bytes(data)
+    verdict, *_ = read_verdict(at)
+    assert verdict is not None
+    return verdict
+
+
+def test_there_are_as_many_as_are_told() -> None:
+    assert (len(cases("first.txt")), len(cases("second.txt"))) == (53, 25)
+    assert len({case.kind for case in SAID}) >= 25
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_cause_and_the_culprit(case: LogsOfCase, tmp_path: Path) -> None:
+    found = verdict_of(case.files, tmp_path)
+    assert (found.cause.name, found.rank) == (case.kind, case.rank), found.why
+
+
+@pytest.mark.parametrize("case", SAID, ids=lambda case: case.name)
+def test_the_same_words_as_a_mention_are_no_cause(case: LogsOfCase, tmp_path: Path) -> None:
+    """The line by which the cause was found, in a configuration and in a warning."""
+    first = verdict_of(case.files, tmp_path / "failed").first
+    assert first is not None and first.pattern.role == "root"
+    words = first.text.strip()
+    lines = [
+        "step 1 loss 2.0",
+        f"2026-03-14 10:00:00,123 INFO trainer: config: {{'retry_on': ['{words}']}}",
+        f'  fatal_patterns: "{words}"',
+        f"2026-03-14 10:00:01,123 WARNING trainer: caught {words}; trying again (1 of 3)",
+        "step 2 loss 2.0",
+    ]
+    found = verdict_of({"rank0.log": "\n".join(lines).encode()}, tmp_path / "well")
+    assert not found.is_known, found.first
+
+
+def in_utf_16(text: bytes) -> bytes:
+    return text.decode().encode("utf-16")
+
+
+def in_utf_16_of_the_other_order(text: bytes) -> bytes:
+    return b"\xfe\xff" + text.decode().encode("utf-16-be")
+
+
+def in_utf_32(text: bytes) -> bytes:
+    return text.decode().encode("utf-32")
+
+
+def with_a_mark(text: bytes) -> bytes:
+    return b"\xef\xbb\xbf" + text
+
+
+def from_another_system(text: bytes) -> bytes:
+    return text.replace(b"\n", b"\r\n")
+
+
+def after_a_truncation(text: bytes) -> bytes:
+    """As `copytruncate` leaves a log that is written on: zeros up to where the writer was."""
+    return b"\x00" * 100_000 + text
+
+
+def with_garbage(text: bytes) -> bytes:
+    """Binary output before each line."""
+    return b"".join(b"\x00\x01\x02" + line for line in text.splitlines(keepends=True))
+
+
+@pytest.mark.parametrize("kind", ["default-prefix-keyerror", "tee-cuda-oom", "structured-json"])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        *(in_utf_16, in_utf_16_of_the_other_order, in_utf_32, with_a_mark),
+        *(from_another_system, after_a_truncation, with_garbage),
+    ],
+)
+def test_however_a_log_is_kept(kind: str, kept: object, tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.name == kind)
+    assert callable(kept)
+    found = verdict_of({name: kept(data) for name, data in case.files.items()}, tmp_path)
+    assert (found.cause.name, found.rank) == (case.kind, case.rank)
