@@ -165,3 +165,17 @@ def test_what_the_program_says_in_code_outlives_the_keeper(
     assert code == 0, words
     store = Store(tmp_path / "store", signer=Signer(SECRET))
     assert [manifest.step for manifest in store.list_checkpoints().checkpoints] == [39]
+
+
+def test_what_agents_do_not_hear_is_told_once_with_the_place_where_to_say_it(
+    training: Callable[..., Training], tmp_path: Path
+) -> None:
+    """Whoever set hang_after_s in code had a job without that limit, and nothing said so."""
+    said = {"hang_after_s": 900, "persist_every_steps": 0, "grace_s": 0}
+    code, words = training(said, said).end()
+    assert code == 0, words
+    events = read_journal(tmp_path / "state" / "t" / "journal.jsonl")
+    [event] = [event for event in events if event.kind == "option-unheard"]
+    assert event.why.startswith("hang_after_s: ") and "--hang-after-s" in event.why
+    assert words.count("--hang-after-s or KEEPSTEP_HANG_AFTER_S") == 1, words
+    assert "KS5230" in words

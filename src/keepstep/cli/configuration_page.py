@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 
 from keepstep.config.option import Option, Topic, in_words
@@ -26,6 +27,12 @@ an error, which says what was expected and what was found. With several nodes, s
 on each; only `host` and `rack` may differ.
 """
 
+AGENTS = (
+    "The agents of `keepstep run` begin before the program does, and hear nothing of what it says "
+    "in code. What they read is given on the command line or in the environment: {agents}; with "
+    "several nodes {meeting}, too. A start whose code says otherwise tells so (`option-unheard`)."
+)
+
 
 def page(options: Iterable[Option]) -> str:
     """The whole page, as Markdown."""
@@ -34,7 +41,13 @@ def page(options: Iterable[Option]) -> str:
     sections = [
         _section(topic, [option for option in options if option.topic is topic]) for topic in Topic
     ]
-    return "\n".join([HEAD.format(secrets=secrets), *filter(None, sections)])
+    agents, meeting = (
+        ", ".join(f"`{option.name}`" for option in options if option.agents_from == nodes)
+        for nodes in (1, 2)
+    )
+    about = textwrap.fill(AGENTS.format(agents=agents, meeting=meeting), 100)
+    head = HEAD.format(secrets=secrets)
+    return "\n".join([head, about, "", *filter(None, sections)])
 
 
 def _section(topic: Topic, options: list[Option]) -> str:

@@ -424,6 +424,14 @@ WARNINGS = (
         do="Nothing; `keepstep explain` tells it in full.",
         read="operations.md#when-a-rank-dies",
     ),
+    warning(
+        "KS5230",
+        "option-unheard",
+        means="The program sets an option in code that the agents of `keepstep run` read. They "
+        "began before the program did: what they were told then is in effect there.",
+        do="Give it to `keepstep run`, or set its variable, as the message says.",
+        read="configuration.md",
+    ),
     # ranks that hang, are slow, or compute wrong
     warning(
         "KS5300",

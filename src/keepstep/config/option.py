@@ -80,6 +80,7 @@ class Declared:
     default_words: str
     is_secret: bool
     settle: Callable[[Any], Any]
+    agents_from: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,8 @@ class Option:
     is_secret: its value is never shown, and never taken from a command line, which everybody on the
         machine can read.
     settle: makes of a checked value the one that `Settings` hold.
+    agents_from: of jobs of so many nodes or more the agents of `keepstep run` read it. They hear
+        nothing of what code says. 0: of none.
     """
 
     name: str
@@ -112,6 +115,7 @@ class Option:
     default_words: str
     is_secret: bool
     settle: Callable[[Any], Any]
+    agents_from: int
 
     @property
     def variable(self) -> str:
@@ -139,6 +143,7 @@ def option(
     default_words: str = "",
     is_secret: bool = False,
     settle: Callable[[Any], Any] = lambda value: value,
+    agents_from: int = 0,
 ) -> Any:
     """A field of a table. Its name and type are the option's; for the arguments see `Option`."""
     declared = Declared(
@@ -151,6 +156,7 @@ def option(
         default_words=default_words or in_words(default),
         is_secret=is_secret,
         settle=settle,
+        agents_from=agents_from,
     )
     return field(default=None, repr=not is_secret, metadata={"declared": declared})
 
@@ -187,4 +193,5 @@ def _option(name: str, annotation: object, declared: Declared) -> Option:
         default_words=declared.default_words,
         is_secret=declared.is_secret,
         settle=declared.settle,
+        agents_from=declared.agents_from,
     )

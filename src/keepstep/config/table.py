@@ -72,11 +72,6 @@ def _are_functions(value: str) -> bool:
     return all(colon and _are_dotted_names(f"{module} {name}") for module, colon, name in places)
 
 
-def _are_part_policies(value: str) -> bool:
-    parse_part_policies(value)
-    return True
-
-
 def _is_shared_store(value: str | Path) -> bool:
     if str(value).startswith("memory://"):
         raise ConfigError(
@@ -219,6 +214,7 @@ class Options(Generic[Unset, Directory]):
         "go over all of them, everything else over the first.",
         example="10.0.0.7",
         metavar="ADDRESS",
+        agents_from=2,
     )
     link_streams: int | Unset | None = option(
         default=None,
@@ -240,6 +236,7 @@ class Options(Generic[Unset, Directory]):
         "snapshot share one. Set it on every node or on none.",
         example="rack-7",
         metavar="NAME",
+        agents_from=2,
     )
     secret: str | Unset | None = option(
         default=None,
@@ -255,6 +252,7 @@ class Options(Generic[Unset, Directory]):
         example="correct-horse-battery-staple",
         metavar="TEXT",
         is_secret=True,
+        agents_from=2,
     )
     link_dead_s: float | Unset = option(
         default=10.0,
@@ -263,6 +261,7 @@ class Options(Generic[Unset, Directory]):
         help="Declare a node lost when its link has been down this long.",
         example=20.0,
         metavar="SECONDS",
+        agents_from=2,
     )
     interleave: str | Unset = option(
         default="auto",
@@ -308,6 +307,7 @@ class Options(Generic[Unset, Directory]):
         help="Serve Prometheus metrics on this port of every node. Needs keepstep[metrics].",
         example=9100,
         metavar="PORT",
+        agents_from=1,
     )
     metrics_host: str | Unset = option(
         default="127.0.0.1",
@@ -317,6 +317,7 @@ class Options(Generic[Unset, Directory]):
         "0.0.0.0 anybody may read who reaches any address of it.",
         example="0.0.0.0",
         metavar="ADDRESS",
+        agents_from=1,
     )
     dashboard: bool | Unset = option(
         default=False,
@@ -324,6 +325,7 @@ class Options(Generic[Unset, Directory]):
         topic=Topic.MONITORING,
         help="Serve a page that shows the job as it runs, from each node's agent.",
         example=True,
+        agents_from=1,
     )
     dashboard_address: str | Unset | None = option(
         default=None,
@@ -335,6 +337,7 @@ class Options(Generic[Unset, Directory]):
         "`dashboard_token`.",
         example="0.0.0.0:8610",
         metavar="ADDRESS",
+        agents_from=1,
     )
     dashboard_token: str | Unset | None = option(
         default=None,
@@ -348,6 +351,7 @@ class Options(Generic[Unset, Directory]):
         example="a-long-random-string",
         metavar="TEXT",
         is_secret=True,
+        agents_from=1,
     )
     hang_after_s: float | Unset | None = option(
         default=None,
@@ -358,6 +362,7 @@ class Options(Generic[Unset, Directory]):
         "timeouts` shows what follows from it.",
         example=120.0,
         metavar="SECONDS",
+        agents_from=1,
     )
     wrong_numbers: str | Unset = option(
         default="undo",
@@ -430,6 +435,7 @@ class Options(Generic[Unset, Directory]):
         "not see it is not believed, and its parts are unknown. 0: only at the start.",
         example=60.0,
         metavar="SECONDS",
+        agents_from=1,
     )
     replace_command: str | Unset | None = option(
         default=None,
@@ -440,6 +446,7 @@ class Options(Generic[Unset, Directory]):
         "KEEPSTEP_LOST_WHY set.",
         example="sbatch --nodes=1 --export=ALL agent.sbatch",
         metavar="COMMAND",
+        agents_from=1,
     )
     node_provider: str | Unset = option(
         default="command",
@@ -454,6 +461,7 @@ class Options(Generic[Unset, Directory]):
         "answer.",
         example="kubernetes",
         metavar="PROVIDER",
+        agents_from=1,
     )
     budget: str | Unset = option(
         default=DEFAULT_BUDGET.to_text(),
@@ -464,6 +472,7 @@ class Options(Generic[Unset, Directory]):
         "its default. `refill` new steps after a restart, its cause has its whole budget again.",
         example="crash=3,node=unlimited,refill=50",
         metavar="CAUSE=N,...",
+        agents_from=1,
     )
     digest_every_steps: int | Unset = option(
         default=1,
@@ -494,12 +503,13 @@ class Options(Generic[Unset, Directory]):
         "is measured.",
         example="off",
         metavar="tell|swap|off",
+        agents_from=1,
     )
     sick_parts: str | Unset = option(
         default="warn",
         check=Check(
             "off, or what is done about sick parts, such as 'gpu=leave,nic=avoid'",
-            _are_part_policies,
+            lambda value: parse_part_policies(value) is not None,
         ),
         topic=Topic.FAILURES,
         help="What is done when a part of a node's machine is sick (gpu, nic, disk, shm, memory, "
@@ -509,6 +519,7 @@ class Options(Generic[Unset, Directory]):
         "nothing is probed.",
         example="gpu=leave,nic=avoid",
         metavar="PART=WORD,...",
+        agents_from=1,
     )
     shrink_after_s: float | Unset = option(
         default=300.0,
@@ -517,6 +528,7 @@ class Options(Generic[Unset, Directory]):
         help="With --nnodes MIN:MAX: wait this long for missing nodes, then go on without them.",
         example=60.0,
         metavar="SECONDS",
+        agents_from=2,
     )
     trusted_types: str | Unset = option(
         default="",
@@ -548,6 +560,7 @@ class Options(Generic[Unset, Directory]):
         "what they made. It needs the memory for that.",
         example="models:make",
         metavar="MODULE:FUNCTION,...",
+        agents_from=1,
     )
     log: str | Unset = option(
         default="info",

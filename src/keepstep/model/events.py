@@ -129,6 +129,7 @@ KINDS = {
     "connection-refused": "a process cannot connect: no descriptor is left, say",
     "stranger-refused": "another user's process, or a word without the job's secret, was refused",
     "no-secret": "who reaches the meeting point of the nodes can stop or join the job",
+    "option-unheard": "code sets an option that only the agents of `keepstep run` read",
     "blocks-unsigned": "what crosses between nodes is under checksums alone, which do not tell an "
     "attacker's change",
     "message-refused": "an invalid message came in",

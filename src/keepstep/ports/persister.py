@@ -65,7 +65,11 @@ class CheckpointStore(Protocol[D_co]):
         """Remove a checkpoint and its files. Nothing there is fine."""
 
     def incomplete(self, before: CheckpointName) -> Sequence[CheckpointName]:
-        """What was never published and begun before that one."""
+        """What was not published and begun before that one."""
+
+    def remove_unpublished(self, name: CheckpointName) -> None:
+        """Remove the files of an attempt, which from now on is never published. What was published
+        meanwhile stays. Nothing there is fine."""
 
     def is_newest_run(self) -> bool:
         """Whether nobody has begun another run since `follow`."""

@@ -257,14 +257,15 @@ def test_a_full_store_is_an_answer_and_leaves_nothing(node: Node) -> None:
 
 def stuck(monkeypatch: pytest.MonkeyPatch, *directories: str) -> None:
     """What is in these cannot be removed: it is another user's, or open over NFS."""
-    remove = Store.remove
+    for name in ("remove", "remove_unpublished"):
+        own = getattr(Store, name)
 
-    def refuses(store: Store, which: CheckpointName) -> None:
-        if which.directory in directories:
-            raise StoreError(f"removing {which}: expected it to succeed, found PermissionError")
-        remove(store, which)
+        def refuses(store: Store, which: CheckpointName, own: Any = own) -> None:
+            if which.directory in directories:
+                raise StoreError(f"removing {which}: expected it to succeed, found PermissionError")
+            own(store, which)
 
-    monkeypatch.setattr(Store, "remove", refuses)
+        monkeypatch.setattr(Store, name, refuses)
 
 
 def test_what_cannot_be_removed_hinders_no_checkpoint_and_is_told(
@@ -282,6 +283,31 @@ def test_what_cannot_be_removed_hinders_no_checkpoint_and_is_told(
     assert "left 1 unfinished checkpoint for later" in answers[-1].why
     assert "PermissionError" in answers[-1].why
     assert node.store.incomplete(CheckpointName(9, 9, 9)) == [unfinished[0]]
+
+
+def test_what_is_published_while_it_is_being_removed_is_not_removed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a persister of yesterday, which was seen as one that never published."""
+    node.keep = "latest:9"
+    node.start()
+    late = node.persister
+    node.hold(3)
+    node.number = 1
+    for act in ACTS[:-1]:
+        assert run_acts(late.carry_out(node.act(act, 3))).ok
+    incomplete = Store.incomplete
+
+    def then_it_publishes(store: Store, before: CheckpointName) -> list[CheckpointName]:
+        found = incomplete(store, before)
+        assert run_acts(late.carry_out(replace(node.act("publish", 3), attempt=1))).ok
+        return found
+
+    monkeypatch.setattr(Store, "incomplete", then_it_publishes)
+    node.start()
+    node.hold(4)
+    assert [answer.ok for answer in node.attempt(4)] == [True] * 3
+    node.check(4, 3)
 
 
 def test_a_checkpoint_whose_older_one_cannot_be_removed_is_called_written(

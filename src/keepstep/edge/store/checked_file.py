@@ -12,9 +12,10 @@ import hmac
 import io
 import os
 import shutil
+import stat
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -185,6 +186,15 @@ def own_directory(path: str) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def clear_on_disk(directory: str, keep: Callable[[str], bool]) -> None:
+    """Remove its files, but for those to keep. Raises OSError."""
+    with own_directory(directory) as fd:
+        for file in os.listdir(fd):
+            is_directory = stat.S_ISDIR(os.stat(file, dir_fd=fd, follow_symlinks=False).st_mode)
+            if not is_directory and not keep(file):
+                os.unlink(file, dir_fd=fd)
 
 
 class SeekableFile(io.RawIOBase):

@@ -42,6 +42,7 @@ class Draft:
     files: dict[str, FileSum] = field(default_factory=dict)
     failure: StoreError | None = None
     published: bool = False
+    tried: bool = False  # to publish it: that may come through even after it was called a failure
 
     @property
     def url(self) -> str:
@@ -71,8 +72,9 @@ class Draft:
             return
         # the store is failing already; without a manifest what is left means nothing
         with suppress(StoreError):
-            # publishing may have come through and still be called a failure
-            if not self.store.exists(self.name):
+            if self.tried:
+                self.store.remove_unpublished(self.name)
+            elif not self.store.exists(self.name):
                 self.store.remove(self.name)
 
     def open(self, file: str) -> SummedFile:
@@ -131,6 +133,7 @@ class Draft:
         store.check_sizes(manifest)
         with store_errors(f"publishing {self.url}", store.disk):
             store.sync_directory(path)
+            self.tried = True
             store.put_new(self.name, UNPUBLISHED, MANIFEST, raw)
             self.published = True
             store.sync_directory(path)

@@ -27,7 +27,8 @@ Where the job has a secret, all that it says in the store is signed, and what it
 (`signer.py`): an unsigned checkpoint is a damaged one.
 
 Invariant: a checkpoint exists exactly when its manifest does. The manifest appears whole, in place
-of nothing, after everything it names is on stable storage, and is the first to go.
+of nothing, after everything it names is on stable storage, and is the first to go. Nothing is
+removed of an attempt that could still be published (`tombstone.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from copy import copy
@@ -52,8 +52,8 @@ from keepstep.edge.store.checked_file import (
     VerifiedFile,
     check_is_not_behind_a_link,
     check_size,
+    clear_on_disk,
     is_there,
-    own_directory,
     put_whole,
     read_whole,
     rename_new,
@@ -65,6 +65,12 @@ from keepstep.edge.store.owner import OWNER, OwnerRecord, StoreUser, owner_recor
 from keepstep.edge.store.removal_records import forget_removals, newest_removal, put_removal
 from keepstep.edge.store.runs import begin_run, newest_run, run_path, runs_in, sign_run
 from keepstep.edge.store.signer import Signer
+from keepstep.edge.store.tombstone import (
+    MOST_BYTES,
+    is_tombstone,
+    remove_unpublished,
+    tombstone,
+)
 from keepstep.errors import ConfigError, DamageError, StoreError
 from keepstep.model.checkpoint import CheckpointName, StoreListing
 from keepstep.model.removal import RemovalRecord
@@ -316,6 +322,8 @@ class Store:
                 found.broken[name] = str(error)
                 (found.damaged if isinstance(error, DamageError) else found.unreadable).add(name)
                 continue
+            if raw is not None and is_tombstone(raw, name, self.signer):
+                continue
             try:
                 manifest = self._manifest(name, raw)
                 if jobs is not None and manifest.job not in jobs:
@@ -363,7 +371,7 @@ class Store:
     def _manifest(self, name: CheckpointName, raw: bytes | None) -> Manifest:
         """What these bytes of a manifest's file say."""
         where = f"{self.url(name)}/{MANIFEST}"
-        if raw is None:
+        if raw is None or is_tombstone(raw, name, self.signer):
             raise StoreError(
                 f"{self.url(name)}: expected a manifest, found none: never finished, or "
                 "being removed"
@@ -400,7 +408,8 @@ class Store:
         """The manifest of a checkpoint whose every byte is as written, else None. Raises StoreError
         when it cannot be read."""
         name = self.named(which)
-        if not self.exists(name):
+        raw = self.read_small(name, MANIFEST)
+        if raw is None or is_tombstone(raw, name, self.signer):
             return None
         try:
             return self.verify(name)
@@ -485,7 +494,7 @@ class Store:
 
     def remove(self, which: Which) -> None:
         """Remove a checkpoint, manifest first: from then on it does not exist, however far the rest
-        comes. Nothing there is fine."""
+        comes. Nothing there is fine. Of what was not published see `remove_unpublished`."""
         name = self.named(which)
         with store_errors(f"removing {self.url(name)}"):
             if self._is_there(self.path(name, MANIFEST)):
@@ -500,16 +509,32 @@ class Store:
             self._fs.invalidate_cache()
             with suppress(FileNotFoundError):  # nothing there, or another process clears as well
                 if self._local:
-                    _clear_on_disk(self.path(name), keep)
+                    clear_on_disk(self.path(name), keep)
                     return
                 for entry in self._fs.ls(self.path(name), detail=True):
                     if entry["type"] == "file" and not keep(entry["name"].rsplit("/", 1)[-1]):
                         self._fs.rm_file(entry["name"])
 
     def incomplete(self, before: CheckpointName) -> list[CheckpointName]:
-        """What has no manifest and was begun before that one. Raises StoreError."""
+        """What was not published, of which files are left, and was begun before that one. Raises
+        StoreError."""
         older = (name for name in sorted(self._names()) if name.is_older(before))
-        return [name for name in older if not self.exists(name)]
+        return [name for name in older if self._is_unpublished(name)]
+
+    def _is_unpublished(self, name: CheckpointName) -> bool:
+        size = self.place(name, MANIFEST).size()
+        if size is None or size > MOST_BYTES:
+            return size is None
+        raw = self.read_small(name, MANIFEST)
+        if raw is not None and not is_tombstone(raw, name, self.signer):
+            return False
+        return self._local or len(self._entries(name)) > 1
+
+    def remove_unpublished(self, name: CheckpointName) -> None:
+        """Remove the files of an attempt that was not published, and now never is. What was
+        published stays; nothing there is fine. Raises StoreError."""
+        with store_errors(f"removing {self.url(name)}", self.disk):
+            remove_unpublished(self._fs, self.path(name), tombstone(name, self.signer))
 
     def is_newest_run(self) -> bool:
         """Whether nobody has begun another one since `follow`. Raises StoreError."""
@@ -572,11 +597,3 @@ class Store:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-
-
-def _clear_on_disk(directory: str, keep: Callable[[str], bool]) -> None:
-    with own_directory(directory) as fd:
-        for file in os.listdir(fd):
-            is_directory = stat.S_ISDIR(os.stat(file, dir_fd=fd, follow_symlinks=False).st_mode)
-            if not is_directory and not keep(file):
-                os.unlink(file, dir_fd=fd)

@@ -17,7 +17,7 @@ checkpoint exists.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,7 +164,8 @@ class Persister(Generic[D, V]):
             self._announce(attempt)
             yield
             unfinished = self._store.incomplete(before=attempt.name)
-            removed, why_not = yield from self._remove(unfinished, attempt)
+            remove = self._store.remove_unpublished  # one may be published just now
+            removed, why_not = yield from self._remove(unfinished, attempt, remove)
             self._left = ""
             if why_not:
                 left = counted(len(unfinished) - len(removed), "unfinished checkpoint")
@@ -194,7 +195,7 @@ class Persister(Generic[D, V]):
             unwanted = self._not_kept(work.attempt)
         except StoreError as error:  # it is published: what comes after cannot undo that
             return ActDone(True, f"{told}; what may be removed cannot be seen: {error}")
-        removed, why_not = yield from self._remove(list(unwanted), work.attempt)
+        removed, why_not = yield from self._remove(list(unwanted), work.attempt, self._store.remove)
         if removed:
             steps = [old.step for old in removed]
             told += f", removed steps {steps} ({next(iter(unwanted.values()))})"
@@ -212,7 +213,10 @@ class Persister(Generic[D, V]):
             self._store.put_removal_record(record)  # where somebody is quicker: the next time
 
     def _remove(
-        self, names: Sequence[CheckpointName], attempt: CheckpointAttempt
+        self,
+        names: Sequence[CheckpointName],
+        attempt: CheckpointAttempt,
+        remove: Callable[[CheckpointName], None],
     ) -> Acts[tuple[list[CheckpointName], str]]:
         """As many as may be, one after the other; those, and why no more. One that cannot be
         removed (another user's, or open over NFS) is left where it is, and keeps no other."""
@@ -223,7 +227,7 @@ class Persister(Generic[D, V]):
                 if why_held := self._why_not_remove(attempt):
                     why_not = why_held
                     break
-                self._store.remove(name)
+                remove(name)
                 removed.append(name)
                 in_vain = 0
             except StoreError as error:

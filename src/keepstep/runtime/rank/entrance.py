@@ -1,6 +1,7 @@
 """Entrance: what `protect` looks at before anything begins, and what becomes of an error there.
 
-Comes in: what a program gave. Goes out: nothing, or a ConfigError. Touches no memory and no state.
+Comes in: what a program gave. Goes out: nothing, a ConfigError, or what is to be told. Touches no
+memory and no state.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keepstep.config import Config, Settings, resolve
+from keepstep.config.table import OPTIONS
 from keepstep.edge.os.error_file import write_error_file
 from keepstep.errors import ConfigError
 from keepstep.model.launch import AGENT_SOCKET
@@ -51,3 +53,29 @@ def check_encrypt_is_heard(settings: Settings, environ: Mapping[str, str]) -> No
             "encrypt: expected KEEPSTEP_ENCRYPT=1 or `keepstep run --encrypt`, which the agents "
             "hear before the program runs, found it in code alone: nothing would be encrypted"
         )
+
+
+def unheard_options(settings: Settings, environ: Mapping[str, str], nodes: int) -> str:
+    """What code says to the agents of `keepstep run`, which began before the program did and heard
+    something else; empty: there is no agent, or nothing of that kind."""
+    if AGENT_SOCKET not in environ:
+        return ""
+    told = resolve(None, environ, settings.job)
+    unheard = [
+        option
+        for option in OPTIONS
+        if 0 < option.agents_from <= nodes
+        and getattr(settings, option.name) != getattr(told, option.name)
+        and (option.name, settings.slow_ranks) != ("slow_ranks", "off")  # ranks alone can do that
+    ]
+    if not unheard:
+        return ""
+    names = ", ".join(option.name for option in unheard)
+    ways = ", ".join(
+        option.variable if option.is_secret else f"{option.flag} or {option.variable}"
+        for option in unheard
+    )
+    return (
+        f"{names}: set in code, where the agents of `keepstep run`, which read it, do not hear it: "
+        f"for them holds what they were told before the program ran. Set there: {ways}"
+    )

@@ -10,6 +10,7 @@ Invariant: at most one job of a process is open.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -42,6 +43,7 @@ from keepstep.runtime.rank.entrance import (
     check_encrypt_is_heard,
     check_names,
     tell_agent_if_it_ends,
+    unheard_options,
 )
 from keepstep.runtime.rank.identity import identity_of
 from keepstep.runtime.rank.job.buddy_check import BuddyCheck
@@ -146,9 +148,17 @@ def _protect(
     protected = Protected.of(stateful, settings.lazy, trusted)
     claim_job_dir(settings.job_dir)
     journal = FileJournal(settings.journal_path, f"rank {who.rank}")
+    if who.rank == 0:
+        tell_unheard(settings, who, journal)
     speak_of_training(settings.log, speaks=who.rank == 0)
     _current = Job(settings, who, protected, journal)
     return _current
+
+
+def tell_unheard(settings: Settings, who: RankIdentity, journal: FileJournal) -> None:
+    unheard = unheard_options(settings, os.environ, nodes=2 if who.has_many_nodes else 1)
+    if unheard:
+        journal.record("option-unheard", unheard, logging.WARNING)
 
 
 def _begin_background() -> None:

@@ -8,6 +8,9 @@ network and a meeting point that nobody shares with it.
                 of something; this one goes on from what it finds, and after a while that one goes
                 on, too
 
+One of yesterday that publishes late stands right before it lets a checkpoint exist, and does so in
+the midst of what the other one's persister does with that attempt, which was never published.
+
 Each is held some times in the middle of a call of the store, for as long as a machine may stand
 still, and one that adopts loses a machine. What must hold is in `checkers/shared_store.py`.
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from keepstep.edge.store.draft import MANIFEST
 from keepstep.edge.store.owner import OWNER
 from keepstep.model.events import Event
 from keepstep.model.units import MS_NS, S_NS
@@ -24,13 +28,15 @@ from keepstep.sim.protocol.job.observer import Observer
 from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.stepped import SteppedWorld
-from keepstep.sim.protocol.world.world import YEAR_2026_NS, World
+from keepstep.sim.protocol.world.world import YEAR_2026_NS, Process, World
 
 LOOK_NS = 100 * MS_NS
 BEFORE_NS = 300 * S_NS  # the run of yesterday has begun so long ago
 MOST_CALLS = 60  # of the store, to the next at which it stands
 MAX_HOLDS = 4
 WAKES = 0.8  # so often what is of yesterday goes on
+LATE = 0.5  # so often it has a checkpoint left to publish
+MOST_LOOKS = 12  # of calls that are about that one
 
 
 def other_plan(plan: RunPlan) -> RunPlan:
@@ -84,6 +90,9 @@ class Beside:
         self._stepped = SteppedWorld(world)
         self._behind_ns = 0  # by how much its time is behind
         self._holds = self._random.randrange(MAX_HOLDS)
+        late = self._world.stream("late publisher")
+        self._publishes_late = self.kind == "yesterday" and late.random() < LATE
+        self._looks = late.randrange(1, MOST_LOOKS)  # until it does
         self.has_begun = False
         self.slept_ns = 0  # by its own time, since when it is of yesterday
         self.is_overtaken = self.kind == "yesterday"  # by the run that it is beside
@@ -143,7 +152,9 @@ class Beside:
             self._stepped.run(world.now_ns + LOOK_NS)
         self.slept_ns = world.now_ns
         self._forward()
-        if self._random.random() < WAKES:
+        if self._publishes_late and self._stepped.is_held:
+            self._world.on_call = self._called_beside
+        elif self._random.random() < WAKES:
             at_ns = self._random.randrange(self.job.plan.faults_until_ns + 10 * S_NS)
             self._world.after(at_ns, None, self._go_on)
 
@@ -151,8 +162,22 @@ class Beside:
 
     def persisted(self) -> None:
         """It has written one."""
-        if self.kind == "yesterday" and not self._behind_ns:
+        if self.kind != "yesterday" or self._behind_ns:
+            return
+        if self._publishes_late:
+            self._stepped.hold_at(1, _publishes)
+        else:
             self._stepped.hold_at(1 + self._random.randrange(MOST_CALLS))
+
+    def _called_beside(self, process: Process, what: str) -> None:
+        """By somebody of the run that it is beside."""
+        attempt = self._stepped.held_at.rpartition("/")[0].rpartition(" ")[2]
+        if process.role != "persister" or attempt not in what:
+            return
+        self._looks -= 1
+        if not self._looks:
+            self._world.on_call = None
+            self._go_on()
 
     def _hold_later(self) -> None:
         if self._holds:
@@ -188,6 +213,10 @@ class Beside:
             for line in list(self.other.world.trace.lines)[-30:]:
                 self._world.note("beside", line)
             self.job.violate("beside", self.other.violations[0])
+
+
+def _publishes(call: str) -> bool:
+    return call.startswith("put ") and call.endswith(f"/{MANIFEST}")
 
 
 class BesideWatch(Observer):

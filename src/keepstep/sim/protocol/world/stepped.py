@@ -10,8 +10,13 @@ one order of things.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from keepstep.sim.protocol.world.world import Process, World
+
+
+def _any_call(_: str) -> bool:
+    return True
 
 
 class SteppedWorld:
@@ -21,6 +26,8 @@ class SteppedWorld:
         self.world = world
         self.is_held = False
         self._held_at = 0  # counted down by calls of the store; 0: it is not to stand
+        self._held_before: Callable[[str], bool] = _any_call
+        self.held_at = ""  # the call in which it stands, or stood last
         self._until_ns = 0
         self._is_over = False
         self._has_failed = False  # by a mistake of the simulation, which its thread tells
@@ -29,9 +36,10 @@ class SteppedWorld:
         self._thread.start()
         world.on_call = self._called
 
-    def hold_at(self, call: int) -> None:
-        """It is to stand at the `call`-th call of the store from now on, before it takes effect."""
-        self._held_at = call
+    def hold_at(self, call: int, before: Callable[[str], bool] = _any_call) -> None:
+        """It is to stand at the `call`-th call of the store from now on, before it takes effect.
+        `before`: which calls count."""
+        self._held_at, self._held_before = call, before
 
     def run(self, until_ns: int) -> None:
         """Until then, or until it stands. One that stood may come less far."""
@@ -64,12 +72,12 @@ class SteppedWorld:
 
     def _called(self, process: Process, what: str) -> None:
         """In its own thread."""
-        if not self._held_at or " in the store" not in what:
+        if not self._held_at or " in the store" not in what or not self._held_before(what):
             return
         self._held_at -= 1
         if self._held_at:
             return
-        self.is_held = True
+        self.is_held, self.held_at = True, what
         self.world.note(process.name, f"is held at {what}")
         self._back.release()
         self._turn.acquire()
