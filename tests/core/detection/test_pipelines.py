@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from keepstep.core.detection.across_nodes import AcrossNodes
-from keepstep.core.detection.stragglers import BLOCK_STEPS, SlowOver, Stragglers
+from keepstep.core.detection.slow_words import SlowOver
+from keepstep.core.detection.stragglers import BLOCK_STEPS, Stragglers
 from keepstep.model.node_steps import NodeSteps, node_steps_from_text, node_steps_to_text
 from keepstep.model.step_work import GroupEntries, Section, Slow, Timing, WorkBlock
 from keepstep.model.units import MS_NS

@@ -24,7 +24,7 @@ from typing import Literal
 
 from keepstep.core.balance.shares import LEAST_SHARE, best_shares, equal_shares, step_ns
 from keepstep.core.detection.reference import Confirmed
-from keepstep.core.detection.stragglers import ACTIONS
+from keepstep.core.detection.slow_words import ACTIONS
 from keepstep.model.step_work import Slow
 from keepstep.model.units import S_NS, human_ns
 

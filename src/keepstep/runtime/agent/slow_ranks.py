@@ -32,7 +32,8 @@ from keepstep.core.detection.slow_doubts import (
     of_records,
     of_silent_nodes,
 )
-from keepstep.core.detection.stragglers import BLOCK_STEPS, SlowOver, common_timing, judge_of, over
+from keepstep.core.detection.slow_words import SlowOver, over
+from keepstep.core.detection.stragglers import BLOCK_STEPS, common_timing, judge_of
 from keepstep.edge.shm.step_work_page import StepWorkReader, work_path
 from keepstep.model.events import WARNING
 from keepstep.model.node_steps import NamedSlow
