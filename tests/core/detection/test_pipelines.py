@@ -85,7 +85,7 @@ def test_who_is_slow_from_the_beginning_is_named_beside_its_stage(
     sums: tuple[int, int], slow: int
 ) -> None:
     [one] = told(pipeline(600, sums, slow))
-    assert isinstance(one, Slow) and one.is_standing
+    assert isinstance(one, Slow) and one.is_standing and one.is_stage
     assert (one.rank, one.section, one.cause) == (slow, Section.COMPUTE, "compute")
     stage_ns = USUAL_NS[Section.COMPUTE] * (HEAVIER if STAGES[slow] else 1.0)
     assert abs(one.peers_ns - stage_ns) < 2 * MS_NS, "what its stage needs, not the other"
@@ -106,7 +106,7 @@ def test_who_becomes_slow_is_told_with_what_its_stage_needs(
     sums: tuple[int, int], slow: int
 ) -> None:
     [one] = told(pipeline(450, sums, slow, onset=300))
-    assert isinstance(one, Slow) and not one.is_standing
+    assert isinstance(one, Slow) and not one.is_standing and one.is_stage
     stage_ns = USUAL_NS[Section.COMPUTE] * (HEAVIER if STAGES[slow] else 1.0)
     assert one.rank == slow and abs(one.peers_ns - stage_ns) < 2 * MS_NS
 

@@ -72,6 +72,7 @@ def test_half_as_much_again_is_named_within_50_steps(
     assert end < ONSET + (50 if noise < 0.1 else 100)
     assert (slow.rank, slow.section, slow.cause) == (seed % ranks, Section.COMPUTE, "compute")
     assert abs(slow.since_step - ONSET) <= 5 * BLOCK_STEPS and slow.has_peers
+    assert not slow.is_stage
     assert f"rank {slow.rank} is slow since step {slow.since_step}" in slow.why
 
 

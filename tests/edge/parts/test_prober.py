@@ -156,7 +156,7 @@ def test_lines_of_the_kernel_between_two_probers_are_read_by_the_second(tmp_path
 
 @pytest.mark.parametrize("text", ['{"kernel":-2}', '{"kernel":1.5}', '{"tea":1}', "[]", "no"])
 def test_what_is_no_cursor_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  # not JSON, or another one
+    with pytest.raises(ValueError):  # not JSON, or another one
         cursors_from_text(text)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from keepstep.model.step_work import Section, Slow, SlowCause
+from keepstep.model.step_work import PASSES, Section, Slow, SlowCause
 from keepstep.model.units import human_ns
 
 ACTIONS: dict[SlowCause, str] = {
@@ -26,6 +26,24 @@ MEANINGS: dict[SlowCause, str] = {
     "neighbour": "it is ready to run while others have the processor",
     "blocked": "it neither computes nor waits for a processor or its peers",
 }
+# Of the same, in a line.
+ACTS: dict[SlowCause, str] = {
+    "compute": "check clocks and heat",
+    "data": "add loader workers",
+    "quota": "raise the quota",
+    "memory": "give it memory",
+    "neighbour": "move them or pin it",
+    "blocked": "look at its stacks",
+}
+CAUSES: dict[SlowCause, str] = {
+    "compute": "it computes longer",
+    "data": "its batches are late",
+    "quota": "its CPU quota is used up",
+    "memory": "it waits for memory",
+    "neighbour": "others use its processor",
+    "blocked": "it waits for no peer",
+}
+STAGE_ACT = "give it fewer layers"
 SECTION_WORDS = {
     Section.DATA: "data",
     Section.COMPUTE: "step's body (all but data and update)",
@@ -54,6 +72,18 @@ def over(slow: Slow, until_step: int) -> SlowOver:
         f"{until_step + 1 - slow.since_step} steps"
     )
     return SlowOver(slow.rank, slow.since_step, until_step, why)
+
+
+def in_a_line(slow: Slow, done: str) -> str:
+    """The news. done: about it; empty: nothing, so what a person can do."""
+    section = slow.section.name.lower()
+    if slow.section in PASSES:
+        section = f"{section} pass"
+    act = STAGE_ACT if slow.is_stage and slow.cause == "compute" else ACTS[slow.cause]
+    return (
+        f"rank {slow.rank} is slow: {section} +{human_ns(slow.excess_ns)} a step "
+        f"({100 * slow.excess_ratio:.0f} %), {CAUSES[slow.cause]}; {done or f'observed: {act}'}"
+    )
 
 
 def with_words(slow: Slow) -> Slow:

@@ -523,6 +523,7 @@ class Stragglers:
             has_peers=has_peers,
             is_standing=is_standing,
             why="",
+            is_stage=any(entries.messages for block in now for entries in block.groups),
         )
         return with_words(slow)
 

@@ -413,8 +413,9 @@ class SlowRanks:
         found = remedy(life.facts(slow, self._why_no_swap()))
         self._journal.record(
             "slow-rank",
-            f"{slow.why}. What is done: {found.why}",
+            found.line,
             WARNING,
+            detail=f"{slow.why}. What is done: {found.why}",
             rank=slow.rank,
             section=slow.section.name.lower(),
             cause=slow.cause,
