@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from keepstep.core.detection.stragglers import BLOCK_STEPS, SlowOver, Stragglers
+from keepstep.core.detection.slow_words import SlowOver
+from keepstep.core.detection.stragglers import BLOCK_STEPS, Stragglers
 from keepstep.model.step_work import GroupEntries, Section, Slow, WorkBlock
 from keepstep.model.units import MS_NS
 
@@ -35,7 +36,8 @@ class Steps:
     From `onset` on, until `until`, rank `slow` needs `factor` times as long for `section`; `uses`:
     of what comes on top, the share that is processor time, the delay that comes with it, and what
     its cgroup throttles. sees_passes: the forward and the backward pass are seen; how the body is
-    divided varies by the noise, too."""
+    divided varies by the noise, too. crowded: for so much of what a rank computes it waits for a
+    processor that others have, more or less."""
 
     ranks: int
     seed: int
@@ -53,16 +55,20 @@ class Steps:
     all_slow: bool = False
     usual: dict[Section, int] | None = None
     sees_passes: bool = True
+    crowded: float = 0.0
 
     def blocks(self, steps: int) -> Iterator[tuple[int, dict[int, WorkBlock]]]:
         """The last step of each block, and what each rank did in it."""
         rng, parts = random.Random(self.seed), random.Random(f"{self.seed}: passes")
+        others = random.Random(f"{self.seed}: others")
         own_speed = [1 + rng.uniform(-self.spread, self.spread) for _ in range(self.ranks)]
         for first in range(0, steps, BLOCK_STEPS):
             yield (
                 first + BLOCK_STEPS - 1,
                 {
-                    rank: self._block(rng, parts, rank, own_speed[rank], first)
+                    rank: self._among_others(
+                        others, self._block(rng, parts, rank, own_speed[rank], first)
+                    )
                     for rank in range(self.ranks)
                 },
             )
@@ -105,6 +111,14 @@ class Steps:
             tokens if self.tells_tokens else 0,
             throttled_ns=int(throttled),
             groups=(GroupEntries(1, 3 * BLOCK_STEPS),),
+        )
+
+    def _among_others(self, rng: random.Random, block: WorkBlock) -> WorkBlock:
+        share = self.crowded * rng.lognormvariate(0, 0.3)
+        waits = [int(ns * share) for ns in block.cpu_ns]
+        return block._replace(
+            own_ns=tuple(map(sum, zip(block.own_ns, waits, strict=True))),
+            delay_ns=tuple(map(sum, zip(block.delay_ns, waits, strict=True))),
         )
 
     def _divided(self, rng: random.Random, took: float) -> dict[Section, float]:

@@ -342,7 +342,9 @@ def test_looking_changes_nothing(places: Settings) -> None:
 
 def test_who_is_slow_is_shown_while_the_job_trains(places: Settings) -> None:
     journal = FileJournal(places.journal_path, "agent")
-    journal.record("slow-rank", "rank 1 is slow", rank=1, section="data", cause="quota")
+    journal.record(
+        *("slow-rank", "rank 1 is slow"), rank=1, section="data", cause="quota", detail="all"
+    )
     journal.record("slow-rank", "rank 0 is slow", rank=0, section="compute", cause="compute")
     journal.record("slow-over", "rank 0 is fast", rank=0)
     journal.record("slow-confirmed", "rank 0: slow cores", rank=0, cause="processor")
@@ -353,6 +355,7 @@ def test_who_is_slow_is_shown_while_the_job_trains(places: Settings) -> None:
     [row] = look(places, later_s=5).slow
     assert (row.rank, row.section, row.cause, row.why) == (1, "data", "quota", "rank 1 is slow")
     assert (row.confirmed, row.confirmed_why) == ("program", "rank 1: more to do")
+    assert row.detail == "all"
     assert 5 * S_NS <= row.age_ns < 60 * S_NS
     [doubt] = look(places).doubts
     assert (doubt.of, doubt.doubt, doubt.why) == ("slow ranks", "device", "a device")

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from keepstep.coding.checksum import checksum
 from keepstep.config import from_mapping
-from keepstep.core.detection.stragglers import with_words
+from keepstep.core.detection.slow_words import with_words
 from keepstep.core.economics.costs import parse_cluster_policy
 from keepstep.core.economics.retention import parse_rules
 from keepstep.core.postmortem.recorder import Recorder, RecorderDump, parse_dump

@@ -155,7 +155,7 @@ def test_a_pass_and_an_update_are_sections_of_their_own(
     slow_one = until(training.told_slow, "a word about the slow rank", 120)[0]
     assert (slow_one.data["rank"], slow_one.data["section"]) == (1, section), slow_one.why
     words = section if section == "update" else f"{section} pass"
-    assert f"its {words} takes" in slow_one.why
+    assert f": {words} +" in slow_one.why and f"its {words} takes" in slow_one.data["detail"]
 
 
 def test_what_a_rank_waits_is_seen_as_waiting(tmp_path: Path, started: list[Training]) -> None:

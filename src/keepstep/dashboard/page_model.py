@@ -279,7 +279,7 @@ def _health(view: JobView, now: Moment) -> Iterator[dict[str, Any]]:
         why = f"Alive, and nothing told for {SILENT_NS // S_NS} s and {SILENT_STEPS} steps' time."
         yield _finding(f"Silent: {_names(silent)}.", "warn", why)
     for slow in view.slow:
-        why = f"{slow.why}. {slow.confirmed_why}".removesuffix(". ")
+        why = ". ".join(filter(None, (slow.why, slow.detail, slow.confirmed_why)))
         yield _finding(f"Rank {slow.rank} is slow{_in_section(slow)}.", "warn", f"{why}.")
     for row in view.doubts:
         tone, why = "quiet", row.why

@@ -23,7 +23,8 @@ SILENT = "slow ranks and hangs"  # what nobody looks for where the agent is sile
 
 @dataclass(frozen=True, slots=True)
 class SlowRow:
-    """A slow rank, as its agent has told (core/detection/stragglers.py). `section` and `cause` are
+    """A slow rank, as its agent has told (core/detection/stragglers.py). `why`: in a line;
+    `detail`: with all numbers and what else could be done. `section`, `cause` and `detail` are
     empty where it has not said them. `confirmed`: what fixed work has found of its processor
     (core/detection/reference.py), `confirmed_why` in a sentence; empty where it has not. Of a
     processor that is throttled that is the cause, too."""
@@ -35,6 +36,7 @@ class SlowRow:
     age_ns: int
     confirmed: str = ""
     confirmed_why: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ def _slow_row(rank: int, event: Event, confirmed: Event | None, now: Moment) -> 
         max(0, now.wall_ns - event.wall_ns),
         said,
         confirmed.why if confirmed is not None else "",
+        str(event.data.get("detail", "")),
     )
 
 

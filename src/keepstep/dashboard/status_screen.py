@@ -90,6 +90,8 @@ def _slow(view: JobView) -> Iterator[Text]:
     """Who holds the others up, which links do, and what nobody can tell."""
     for row in view.slow:
         yield Text(f"Slow, told {human_age(row.age_ns)} ago: {row.why}.", style="yellow")
+        if row.detail:
+            yield Text(f"{row.detail}.", style="dim")
         if row.confirmed_why:
             yield Text(f"Of its processor: {row.confirmed_why}.", style="yellow")
     for doubt in view.doubts:

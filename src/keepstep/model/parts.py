@@ -146,18 +146,23 @@ READINGS: dict[str, type[Any]] = {
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
     """What one run of a probe brought. `at_ns`: when it was over (CLOCK_MONOTONIC). `blind`: why it
-    is no witness this time (it hung, it died, its canary was not seen), empty: it is one."""
+    is no witness this time (it hung, it died, its canary was not seen), empty: it is one. `cursor`:
+    from where the probe's next look reads on, -1: from now."""
 
     probe: str
     at_ns: int
     took_ns: int
     blind: str
     readings: tuple[PartReading, ...] = ()
+    cursor: int = -1
 
     def to_line(self) -> str:
         """For a pipe."""
         plain = {
-            **{name: getattr(self, name) for name in ("probe", "at_ns", "took_ns", "blind")},
+            **{
+                name: getattr(self, name)
+                for name in ("probe", "at_ns", "took_ns", "blind", "cursor")
+            },
             "readings": [[type(each).__name__, asdict(each)] for each in self.readings],
         }
         return json.dumps(plain, separators=(",", ":")) + "\n"
@@ -178,7 +183,13 @@ def answer_from_line(line: str | bytes) -> ProbeAnswer:
         a_count(plain.get("took_ns")),
         a_text(plain.get("blind")),
         tuple(readings),
+        a_cursor(plain.get("cursor", -1)),
     )
+
+
+def a_cursor(plain: Any) -> int:
+    """Raises ValueError on what is none."""
+    return a_count(plain, least=-1)
 
 
 class PartHealth(NamedTuple):

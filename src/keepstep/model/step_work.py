@@ -154,7 +154,8 @@ SlowCause = Literal["compute", "data", "quota", "memory", "neighbour", "blocked"
 @dataclass(frozen=True, slots=True)
 class Slow:
     """A rank has become slow. own_ns, peers_ns: of that section, a step; peers_ns is what it took
-    itself before, where there are none. excess_ns: a step, of all sections."""
+    itself before, where there are none. excess_ns: a step, of all sections. is_stage: it passes
+    tensors to other ranks, as a pipeline's stages do: no other rank can do a part of its work."""
 
     rank: int
     section: Section
@@ -167,3 +168,4 @@ class Slow:
     has_peers: bool
     is_standing: bool
     why: str
+    is_stage: bool = False

@@ -189,10 +189,15 @@ class PartProber(Protocol):
     def pid(self) -> int | None:
         """None while there is none."""
 
-    def start(self, heard: Callable[[bytes], None], ended: Callable[[str], None]) -> None:
+    def start(
+        self,
+        heard: Callable[[bytes], None],
+        ended: Callable[[str], None],
+        cursors: Mapping[str, int],
+    ) -> None:
         """Start one, in place of the one before: `heard` hears each line that it says
         (`model/parts.py`, `ProbeAnswer`), `ended` why it says no more, unless it was stopped.
-        Raises OSError."""
+        cursors: by probe, from where it reads on. Raises OSError."""
 
     def stop(self) -> int | None:
         """End it; nothing where there is none."""

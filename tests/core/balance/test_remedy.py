@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
+from typing import get_args
 
 import pytest
 
 from keepstep.core.balance.remedy import MOST_SHARED, SWAP_NS, SlowFacts, remedy
-from keepstep.model.step_work import Section, Slow
+from keepstep.model.step_work import JUDGED, PASSES, Section, Slow, SlowCause
 from keepstep.model.units import MS_NS
 
 SLOW = Slow(
@@ -103,3 +105,42 @@ def test_who_costs_nothing_any_more_is_not_swapped() -> None:
     even = dict.fromkeys(range(4), 10 * MS_NS)
     facts = replace(FACTS, costs_ns=even, total=28, why_no_swap="", lost_ns=10 * SWAP_NS)
     assert remedy(facts).rung == "rebalance"
+
+
+def test_what_is_told_fits_a_line() -> None:
+    causes = get_args(SlowCause)
+    for section, cause, is_stage in product(JUDGED + PASSES, causes, (False, True)):
+        slow = replace(
+            SLOW,
+            **{"rank": 10_239, "section": section, "cause": cause, "is_stage": is_stage},
+            excess_ns=999 * MS_NS,
+        )
+        ways = (
+            replace(FACTS, slow=slow),
+            replace(FACTS, slow=slow, costs_ns={**COSTS, slow.rank: 20 * MS_NS}, total=28),
+            replace(FACTS, slow=slow, computes_ratio=0.5),
+            replace(FACTS, slow=slow, why_no_swap="", lost_ns=SWAP_NS),
+        )
+        for facts in ways:
+            line = remedy(facts).line
+            assert len(line) <= 120, line
+            assert f"rank {slow.rank} is slow" in line and "+999.0 ms a step (100 %)" in line
+
+
+def test_a_line_says_who_where_how_much_why_at_what_price_and_what_to_do() -> None:
+    observed = "rank 2 is slow: compute +70.0 ms a step (100 %), it computes longer; observed: "
+    assert remedy(FACTS).line == observed + "check clocks and heat"
+    shared = remedy(replace(FACTS, costs_ns=COSTS, total=28)).line
+    assert shared.endswith("; shared by speed, costs 10.0 ms")
+    late = replace(SLOW, section=Section.BACKWARD, cause="neighbour")
+    assert "backward pass" in remedy(replace(FACTS, slow=late)).line
+
+
+@pytest.mark.parametrize("costs", [{}, COSTS])
+def test_nobody_takes_work_from_a_stage_of_a_pipeline(costs: dict[int, int]) -> None:
+    facts = replace(FACTS, slow=replace(SLOW, is_stage=True), costs_ns=costs, total=28)
+    found = remedy(facts)
+    assert (found.rung, found.left_ns) == ("observe", 70 * MS_NS)
+    assert "job.micro_batches" not in found.why and "job.partial_sum" not in found.why
+    assert "give its stage fewer layers" in found.why and "fewer layers" in found.line
+    assert remedy(replace(facts, why_no_swap="", lost_ns=SWAP_NS)).rung == "swap"

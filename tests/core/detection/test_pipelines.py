@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from keepstep.core.detection.across_nodes import AcrossNodes
-from keepstep.core.detection.stragglers import BLOCK_STEPS, SlowOver, Stragglers
+from keepstep.core.detection.slow_words import SlowOver
+from keepstep.core.detection.stragglers import BLOCK_STEPS, Stragglers
 from keepstep.model.node_steps import NodeSteps, node_steps_from_text, node_steps_to_text
 from keepstep.model.step_work import GroupEntries, Section, Slow, Timing, WorkBlock
 from keepstep.model.units import MS_NS
@@ -84,7 +85,7 @@ def test_who_is_slow_from_the_beginning_is_named_beside_its_stage(
     sums: tuple[int, int], slow: int
 ) -> None:
     [one] = told(pipeline(600, sums, slow))
-    assert isinstance(one, Slow) and one.is_standing
+    assert isinstance(one, Slow) and one.is_standing and one.is_stage
     assert (one.rank, one.section, one.cause) == (slow, Section.COMPUTE, "compute")
     stage_ns = USUAL_NS[Section.COMPUTE] * (HEAVIER if STAGES[slow] else 1.0)
     assert abs(one.peers_ns - stage_ns) < 2 * MS_NS, "what its stage needs, not the other"
@@ -105,7 +106,7 @@ def test_who_becomes_slow_is_told_with_what_its_stage_needs(
     sums: tuple[int, int], slow: int
 ) -> None:
     [one] = told(pipeline(450, sums, slow, onset=300))
-    assert isinstance(one, Slow) and not one.is_standing
+    assert isinstance(one, Slow) and not one.is_standing and one.is_stage
     stage_ns = USUAL_NS[Section.COMPUTE] * (HEAVIER if STAGES[slow] else 1.0)
     assert one.rank == slow and abs(one.peers_ns - stage_ns) < 2 * MS_NS
 

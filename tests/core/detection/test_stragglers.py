@@ -14,13 +14,8 @@ from hypothesis import strategies as st
 from keepstep.core.detection.drift import LEARNT_BLOCKS, MOST_NOISE, Drift, DriftPoint
 from keepstep.core.detection.slow_doubts import Doubt
 from keepstep.core.detection.slow_now import SlowNow
-from keepstep.core.detection.stragglers import (
-    BLOCK_STEPS,
-    SlowOver,
-    Stragglers,
-    common_timing,
-    judge_of,
-)
+from keepstep.core.detection.slow_words import SlowOver
+from keepstep.core.detection.stragglers import BLOCK_STEPS, Stragglers, common_timing, judge_of
 from keepstep.model.events import Event
 from keepstep.model.step_work import JUDGED, PASSES, Section, Slow, Timing, WorkBlock
 from keepstep.model.units import MS_NS
@@ -77,6 +72,7 @@ def test_half_as_much_again_is_named_within_50_steps(
     assert end < ONSET + (50 if noise < 0.1 else 100)
     assert (slow.rank, slow.section, slow.cause) == (seed % ranks, Section.COMPUTE, "compute")
     assert abs(slow.since_step - ONSET) <= 5 * BLOCK_STEPS and slow.has_peers
+    assert not slow.is_stage
     assert f"rank {slow.rank} is slow since step {slow.since_step}" in slow.why
 
 
@@ -121,6 +117,47 @@ def test_the_section_that_takes_longer_is_named(
 def test_what_grew_with_it_is_the_cause(uses: tuple[float, float, float], cause: str) -> None:
     _, slow = first_named(Steps(4, 3, slow=1, factor=1.5, uses=uses), 400)
     assert (slow.rank, slow.cause) == (1, cause)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("factor", "computed", "crowded"), [(1.5, 0.25, 0.0), (2.0, 0.08, 0.5), (3.0, 0.08, 0.0)]
+)
+def test_who_shares_its_processor_computes_longer_and_that_is_its_neighbour_s(
+    factor: float, computed: float, crowded: float, ranks: int
+) -> None:
+    """The other one has its caches as well."""
+    for throttled, cause in ((0.0, "neighbour"), (1 - computed, "quota")):
+        uses = (computed, 1 - computed, throttled)
+        run = Steps(ranks, 3, slow=1, factor=factor, uses=uses, crowded=crowded)
+        told = [one for _, one in told_of(run, 700)]
+        assert [(one.rank, getattr(one, "cause", "over")) for one in told] == [(1, cause)]
+        [slow] = told
+        assert isinstance(slow, Slow) and slow.section is Section.COMPUTE and slow.has_peers
+        assert slow.excess_ns > 0.7 * (factor - 1) * USUAL_NS[Section.COMPUTE]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_who_computes_longer_on_a_crowded_machine_waits_longer_and_that_is_its_own(
+    ranks: int,
+) -> None:
+    run = Steps(ranks, 3, slow=1, factor=1.5, crowded=1.0)
+    _, slow = first_named(run, 400)
+    assert (slow.rank, slow.cause) == (1, "compute")
+
+
+def test_who_has_a_neighbour_and_more_to_do_is_told_for_both() -> None:
+    run = Steps(2, 3, slow=1, factor=2.2, uses=(0.4, 0.6, 0.0))
+    told = [one for _, one in told_of(run, 900)]
+    assert [one.cause for one in told if isinstance(one, Slow)] == ["neighbour", "compute"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_neighbour_from_the_beginning_on_is_no_work(ranks: int) -> None:
+    run = Steps(ranks, 3, slow=1, factor=2.0, uses=(0.3, 0.7, 0.0), onset=0)
+    [(_, slow)] = told_of(run, 600)
+    assert isinstance(slow, Slow) and (slow.rank, slow.cause) == (1, "neighbour")
+    assert slow.is_standing
 
 
 @pytest.mark.parametrize(("factor", "steps"), [(1.2, 40), (1.13, 70)])

@@ -18,6 +18,8 @@ from keepstep.edge.parts.probe import PartLook, Probe, Targets
 from keepstep.edge.parts.prober import (
     ALL,
     Prober,
+    cursors_from_text,
+    cursors_to_text,
     is_wanted,
     targets_from_text,
     targets_to_text,
@@ -57,7 +59,11 @@ class Enough(Exception):
 
 
 def answers(
-    probes: Mapping[str, Probe], targets: Targets, are_enough: Callable[[list[ProbeAnswer]], bool]
+    probes: Mapping[str, Probe],
+    targets: Targets,
+    are_enough: Callable[[list[ProbeAnswer]], bool],
+    host: Host | None = None,
+    cursors: Mapping[str, int] | None = None,
 ) -> list[ProbeAnswer]:
     """What a prober says until that is enough."""
     found: list[ProbeAnswer] = []
@@ -70,7 +76,7 @@ def answers(
     reads, writes = os.pipe()
     try:
         with pytest.raises(Enough):
-            Prober(probes, Host(), targets, reads, say).run()
+            Prober(probes, host or Host(), targets, reads, say, cursors).run()
     finally:
         os.close(reads)
         os.close(writes)
@@ -123,6 +129,37 @@ def test_a_probe_reads_on_where_its_last_good_look_ended(
     assert walls == [0, 1, 2, 3]
 
 
+def test_lines_of_the_kernel_between_two_probers_are_read_by_the_second(tmp_path: Path) -> None:
+    log = tmp_path / "dev/kmsg"
+    log.parent.mkdir()
+    lines = [
+        f"4,{number},{number},-;NVRM: Xid (PCI:0000:3b:00): 48, pid=1\n" for number in range(9)
+    ]
+    log.write_text("".join(lines[:5]))
+    targets = Targets(tmp_path, tmp_path, os.getpid())
+    host = Host(root=tmp_path)
+
+    def one(cursors: Mapping[str, int]) -> ProbeAnswer:
+        given = cursors_from_text(cursors_to_text(cursors))
+        probes = {"kernel": ALL["kernel"]}
+        found = answers(probes, targets, lambda said: bool(of("kernel", said)), host, given)
+        return of("kernel", found)[0]
+
+    first = one({})
+    assert (first.readings, first.cursor) == ((), 4)
+    log.write_text("".join(lines[:7]))
+    second = one({"kernel": first.cursor})
+    assert len(second.readings) == 2 and second.cursor == 6
+    log.write_text("".join(lines[:3]))  # a cursor of another log hides nothing for long
+    assert one({"kernel": 1 << 62}).cursor == 2
+
+
+@pytest.mark.parametrize("text", ['{"kernel":-2}', '{"kernel":1.5}', '{"tea":1}', "[]", "no"])
+def test_what_is_no_cursor_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # not JSON, or another one
+        cursors_from_text(text)
+
+
 def test_the_prober_ends_with_whoever_started_it(targets: Targets) -> None:
     reads, writes = os.pipe()
     os.close(writes)
@@ -163,7 +200,7 @@ def test_a_real_prober_answers_and_is_ended(targets: Targets) -> None:
     process behind."""
     loop, said, ends = Loop(), [], []  # type: ignore[var-annotated]
     prober = ChildProber(loop, targets)
-    prober.start(lambda line: said.append(answer_from_line(line)), ends.append)
+    prober.start(lambda line: said.append(answer_from_line(line)), ends.append, {})
     pid = prober.pid
     wanted = {name for name, kind in PROBES.items() if not kind.needs}
     gives_up = loop.after(30 * S_NS, lambda: ends.append("late"))
@@ -174,7 +211,7 @@ def test_a_real_prober_answers_and_is_ended(targets: Targets) -> None:
     assert set(blind) <= {"kernel"}  # not everybody may read it
     assert prober.stop() == -9
     assert pid is not None and not Path(f"/proc/{pid}").exists()
-    prober.start(lambda line: None, ends.append)
+    prober.start(lambda line: None, ends.append, {})
     assert prober.pid is not None
     os.kill(prober.pid, signal.SIGKILL)
     loop.run(lambda: bool(ends))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from keepstep.edge.probes import cgroups, hindrance
 from keepstep.model.step_work import Hindrance
+from keepstep.testing.slowness import enter_quota
 
 
 @pytest.mark.parametrize(
@@ -68,6 +73,57 @@ def test_the_cgroup_of_a_process_and_then_the_machine(
     assert ask() == Hindrance(8000, 3000)
     (root / "job" / "memory.pressure").write_text("some avg10=0.00 total=1\n")
     assert hindrance.find_hindrance(7)() == Hindrance(8000, 1000)
+
+
+def test_a_quota_above_counts_and_who_moves_goes_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, process = tmp_path / "cgroup", tmp_path / "proc" / "7"
+    for directory in (root / "pod" / "job", root / "other", process):
+        directory.mkdir(parents=True)
+    (root / "pod" / "cpu.stat").write_text("throttled_usec 5\n")
+    (root / "pod" / "job" / "cpu.stat").write_text("throttled_usec 1\n")
+    (root / "other" / "cpu.stat").write_text("throttled_usec 900\n")
+    (process / "cgroup").write_text("0::/pod/job\n")
+    (tmp_path / "mounts").write_text(f"cgroup2 {root} cgroup2 rw 0 0\n")
+    monkeypatch.setattr(cgroups, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(cgroups, "MOUNTS", tmp_path / "mounts")
+    ask = hindrance.find_hindrance(7)
+    assert ask().throttled_ns == 6000
+    (process / "cgroup").write_text("0::/other\n")
+    assert ask().throttled_ns == 6000
+    (root / "other" / "cpu.stat").write_text("throttled_usec 904\n")
+    assert ask().throttled_ns == 10_000
+
+
+@pytest.mark.parametrize("is_above", [False, True])
+def test_a_real_quota_is_counted_wherever_it_is_set(is_above: bool) -> None:
+    """Also for who is moved there while it runs."""
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    made: list[Path] = []
+    try:
+        ask = hindrance.find_hindrance(busy.pid)
+        ask()
+        try:
+            made.append(enter_quota(busy.pid, 0.05))
+        except (LookupError, OSError) as error:
+            pytest.skip(f"no cgroup of processor time can be made here: {error}")
+        if is_above:
+            made.append(made[0] / "below")
+            made[1].mkdir()
+            (made[1] / "cgroup.procs").write_text(str(busy.pid))
+        first = ask().throttled_ns
+        assert first is not None
+        until_s = time.monotonic() + 60
+        while (ask().throttled_ns or 0) <= first and time.monotonic() < until_s:
+            with suppress(subprocess.TimeoutExpired):
+                busy.wait(0.05)
+        assert (ask().throttled_ns or 0) > first
+    finally:
+        busy.kill()
+        busy.wait()
+        for cgroup in reversed(made):
+            cgroup.rmdir()
 
 
 def test_this_process() -> None:

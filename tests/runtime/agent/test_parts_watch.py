@@ -4,7 +4,7 @@ tells what changed, and a prober that is brought back."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ NO_HARDWARE = tuple(name for name, kind in PROBES.items() if not kind.needs)
 class FakeProber:
     def __init__(self) -> None:
         self.starts = 0
+        self.cursors: dict[str, int] = {}  # as it was started with
         self.heard: Callable[[bytes], None] | None = None
         self.ended: Callable[[str], None] | None = None
         self.refuses = False
@@ -42,8 +43,14 @@ class FakeProber:
     def pid(self) -> int | None:
         return None if self.heard is None else 4711
 
-    def start(self, heard: Callable[[bytes], None], ended: Callable[[str], None]) -> None:
+    def start(
+        self,
+        heard: Callable[[bytes], None],
+        ended: Callable[[str], None],
+        cursors: Mapping[str, int],
+    ) -> None:
         self.starts += 1
+        self.cursors = dict(cursors)
         if self.refuses:
             raise OSError(11, "Resource temporarily unavailable")
         self.heard, self.ended = heard, ended
@@ -237,3 +244,20 @@ def test_the_end_of_the_job_ends_the_prober(tmp_path: Path) -> None:
     assert node.prober.pid is None
     node.run(60 * S_NS)
     assert node.prober.starts == 1
+
+
+def test_the_next_prober_reads_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.run(BEGIN_AFTER_NS + S_NS)
+    assert node.prober.cursors == {}
+    now_ns = node.time.monotonic_ns()
+    node.say(ProbeAnswer("kernel", now_ns, 0, "", (), 4711))
+    node.say(ProbeAnswer("kernel", now_ns, 0, "no answer within 1.5 s"))
+    assert node.prober.heard is not None
+    node.prober.heard(
+        b'{"probe":"kernel","at_ns":1,"took_ns":0,"blind":"","readings":[],"cursor":-2}'
+    )
+    assert node.prober.ended is not None
+    node.prober.ended("the process that runs the probes ended with -9")
+    node.run(5 * S_NS)
+    assert node.prober.starts == 2 and node.prober.cursors == {"kernel": 4711}

@@ -80,8 +80,8 @@ def test_a_rank_that_is_alone_on_its_node_is_compared_with_those_of_others(home:
     [event] = nodes.nodes[1].journal.events
     assert event.data["rank"] == 1 and event.data["section"] == "compute"
     assert 880 <= event.data["since_step"] <= 930 and event.data["told_step"] <= 1100
-    assert "its peers" in event.why and "all others wait" in event.why
-    assert event.data["remedy"] == "observe" and "has one node" in event.why
+    assert "its peers" in event.data["detail"] and "all others wait" in event.data["detail"]
+    assert event.data["remedy"] == "observe" and "has one node" in event.data["detail"]
 
 
 def test_it_is_told_once_when_that_is_over(home: Path) -> None:
@@ -126,7 +126,8 @@ def test_a_whole_node_is_not_swapped_while_nobody_knows_what_its_processors_do(
     nodes.nodes[1].why_no_swap = ""
     nodes.train(Steps(2, 1, slow=1, factor=2.0, onset=900), 3500)
     assert nodes.nodes[1].swaps == []
-    assert "fixed work is not compared between nodes" in nodes.nodes[1].journal.events[0].why
+    detail = nodes.nodes[1].journal.events[0].data["detail"]
+    assert "fixed work is not compared between nodes" in detail
 
 
 def test_a_node_that_waits_for_its_disk_is_swapped_once_that_costs_enough(home: Path) -> None:
@@ -144,7 +145,7 @@ def test_shared_micro_batches_of_other_nodes_are_in_the_price(home: Path) -> Non
         node.micro_batches = 7
     nodes.train(Steps(2, 1, slow=1, factor=2.0, onset=900), 1400)
     [event] = nodes.nodes[1].journal.events
-    assert event.data["remedy"] == "rebalance" and "of 14 for it a step takes" in event.why
+    assert event.data["remedy"] == "rebalance" and "of 14 for it" in event.data["detail"]
 
 
 def test_a_node_that_is_not_heard_is_unknown_on_both_sides(home: Path) -> None:

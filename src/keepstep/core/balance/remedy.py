@@ -8,9 +8,11 @@ and what has been lost until now. Goes out: one rung of
     leave out   nobody waits for the slow one's gradient, where the program takes partial sums
     swap        its node leaves its place to a spare, where that is wished for
 
-and a sentence with what it costs and why each dearer one is not taken. A node is swapped when what
-has been lost is what a swap costs: whoever does so never pays more than twice what the best choice
-would have been (ski rental; Karlin et al., Algorithmica 1988; FALCON, ATC 2025, escalates so).
+and sentences: one line with what it costs, and why each dearer one is not taken. What a pipeline's
+stage has to do no other rank can: it is observed, until its node is swapped. A node is swapped when
+what has been lost is what a swap costs: whoever does so never pays more than twice what the best
+choice would have been (ski rental; Karlin et al., Algorithmica 1988; FALCON, ATC 2025, escalates
+so).
 
 Invariant: nothing that costs a restart before it has been lost already, nor where it is known not
 to help: a program that has more to do has as much on another node. At most one rung at a time.
@@ -24,7 +26,7 @@ from typing import Literal
 
 from keepstep.core.balance.shares import LEAST_SHARE, best_shares, equal_shares, step_ns
 from keepstep.core.detection.reference import Confirmed
-from keepstep.core.detection.stragglers import ACTIONS
+from keepstep.core.detection.slow_words import ACTIONS, in_a_line
 from keepstep.model.step_work import Slow
 from keepstep.model.units import S_NS, human_ns
 
@@ -53,25 +55,31 @@ class SlowFacts:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """left_ns: what a step still takes longer than with all as fast as the others."""
+    """left_ns: what a step still takes longer than with all as fast as the others. line: who is
+    slow, and this, for a journal's reader."""
 
     rung: Rung
     left_ns: int
     why: str
+    line: str
 
 
 def remedy(facts: SlowFacts) -> Remedy:
     """The rung for now."""
     slow = facts.slow
     least = LEAST_SHARE * len(facts.costs_ns)
-    can_share = bool(facts.costs_ns) and least <= facts.total <= MOST_SHARED
+    can_share = slow.rank in facts.costs_ns and least <= facts.total <= MOST_SHARED
+    can_share = can_share and not slow.is_stage
     rung: Rung = "observe"
+    done = ""
     if facts.computes_ratio < 1:
         rung, left_ns = "leave-out", _left_out_ns(slow)
         words = _left_out(facts, left_ns)
+        done = f"left out, costs {human_ns(left_ns)}"
     elif can_share:
         rung, left_ns = "rebalance", _left_ns(facts)
         words = _shared(facts, left_ns)
+        done = f"shared by speed, costs {human_ns(left_ns)}"
     else:
         left_ns, words = slow.excess_ns, _not_shared(facts)
     if not _why_no_swap(facts) and left_ns > 0 and facts.lost_ns >= SWAP_NS:
@@ -80,8 +88,8 @@ def remedy(facts: SlowFacts) -> Remedy:
             f"costs {human_ns(left_ns)} more with each step; its node leaves its place to a spare, "
             f"which costs about {human_ns(SWAP_NS)} once"
         )
-        return Remedy("swap", left_ns, why)
-    return Remedy(rung, left_ns, f"{words}; {_swap(facts)}")
+        return Remedy("swap", left_ns, why, in_a_line(slow, "its node leaves to a spare"))
+    return Remedy(rung, left_ns, f"{words}; {_swap(facts)}", in_a_line(slow, done))
 
 
 def _left_ns(facts: SlowFacts) -> int:
@@ -107,6 +115,8 @@ def _shared(facts: SlowFacts, left_ns: int) -> str:
 def _not_shared(facts: SlowFacts) -> str:
     slow = facts.slow
     cheapest = f"nothing is changed; cheapest by hand: {ACTIONS[slow.cause]}"
+    if slow.is_stage:
+        return f"nothing is changed; {_of_a_stage(slow)}"
     if facts.ranks < 2 or not slow.has_peers:
         return cheapest
     left = facts.ranks / (facts.ranks - 1 + 1 / (1 + slow.excess_ratio)) - 1
@@ -117,6 +127,16 @@ def _not_shared(facts: SlowFacts) -> str:
         f"numbers; with job.partial_sum {100 * left_out:.0f} %, and up to half of this rank's "
         "gradients would be dropped or added a step late; job.local_steps saves nothing where the "
         "same rank is slow in each step"
+    )
+
+
+def _of_a_stage(slow: Slow) -> str:
+    by_hand = ACTIONS[slow.cause]
+    if slow.cause == "compute":
+        by_hand = f"give its stage fewer layers and its neighbours' more, or {by_hand}"
+    return (
+        "it passes tensors to other ranks, as a pipeline's stage, so no rank can take "
+        f"micro-batches from it, nor can its gradient be left out; cheapest by hand: {by_hand}"
     )
 
 

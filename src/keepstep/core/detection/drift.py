@@ -91,6 +91,11 @@ class Drift:
         return self.reference is not None and self.reference.noise > MOST_NOISE
 
     @property
+    def is_blind(self) -> bool:
+        """It tells nothing: its reference is not learnt, or too noisy."""
+        return self.reference is None or self.is_noisy
+
+    @property
     def is_beyond(self) -> bool:
         """Whether a sum is beyond its limit."""
         reference = self.reference

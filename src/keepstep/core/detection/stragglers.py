@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, log
 
 from keepstep.core.detection.drift import (
@@ -54,9 +54,10 @@ from keepstep.core.detection.drift import (
     median,
 )
 from keepstep.core.detection.leave_one_out import OthersMedian
-from keepstep.core.detection.slow_cause import cause_of
+from keepstep.core.detection.slow_cause import cause_of, is_kept
 from keepstep.core.detection.slow_doubts import Doubt, of_noise, standing_doubts
 from keepstep.core.detection.slow_pass import slow_part
+from keepstep.core.detection.slow_words import SlowOver, over, with_words
 from keepstep.core.detection.standing_excess import StandingExcess, beyond
 from keepstep.core.detection.whole_step import whole_ratio
 from keepstep.core.detection.work_measures import (
@@ -72,7 +73,6 @@ from keepstep.core.detection.work_measures import (
 )
 from keepstep.core.detection.work_peers import peers_of
 from keepstep.model.step_work import JUDGED, PASSES, Section, Slow, SlowCause, Timing, WorkBlock
-from keepstep.model.units import human_ns
 
 BLOCK_STEPS = 5
 # channels, besides the judged sections by their names: processor time, all time, all time against
@@ -88,46 +88,14 @@ STANDING_EXCESS = log(1.25)  # against its peers alone, from the beginning on
 # and each is compared with the others of them.
 LEAST_RANKS_UNSEEN = 4
 LEAST_EXCESS_NS = 200_000  # a step
+# Who shares its processor has less of its caches, too: that is no more work.
+SHARED_EXCESS = log(1.2)
 LEAST_COST_STEPS = 10  # in steps' time, since it began: what is slow for a few seconds passes
 WHOLE_SHARE = 0.5  # of a section's excess on a device, that the whole step must have
 OWN_SHARE = 0.3  # of the excess over its peers, that it needs more than it did itself
 OVER_BLOCKS = 8
 
-ACTIONS: dict[SlowCause, str] = {
-    "compute": "compare its clocks and temperature with its peers', or leave its node for a spare",
-    "data": "more loader workers, or a look at the storage it reads from",
-    "quota": "raise the processor quota of its cgroup",
-    "memory": "give its node memory, or start less there",
-    "neighbour": "move what else runs on its processors, or pin the rank to others",
-    "blocked": "look at its stacks (py-spy): it waits for a disk, a lock or a process of its own",
-}
-MEANINGS: dict[SlowCause, str] = {
-    "compute": "it uses the processor for all of it: more work than its peers, or a slower one",
-    "data": "its batches come late",
-    "quota": "its cgroup's quota of processor time is used up",
-    "memory": "processes there wait for memory",
-    "neighbour": "it is ready to run while others have the processor",
-    "blocked": "it neither computes nor waits for a processor or its peers",
-}
 HINDERED: tuple[SlowCause, ...] = ("quota", "memory", "neighbour")
-SECTION_WORDS = {
-    Section.DATA: "data",
-    Section.COMPUTE: "step's body (all but data and update)",
-    Section.UPDATE: "update",
-    Section.HOOK: "time in keepstep",
-    Section.FORWARD: "forward pass",
-    Section.BACKWARD: "backward pass",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class SlowOver:
-    """It is as fast as before."""
-
-    rank: int
-    since_step: int
-    until_step: int
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,9 +362,20 @@ class Stragglers:
             return None  # its peers have become faster
         if not self._grows_as_a_whole(rank, name, rise):
             return None  # it waits for others, unseen
-        slow = self._described(rank, name, now, before, rise.onset_step, rise.excess)
-        is_told = _is_of_section(name) or slow.cause in HINDERED
-        return slow if is_told else None
+        excess, is_own = rise.excess, _is_of_section(name)
+        if is_own and rank not in self._spells and self._is_kept(now, before):
+            if not self._channel(rank, ALL).is_blind:
+                return None  # that one tells it, with its delay
+            is_own = False
+            excess = log(median(map(all_own_ns, now)) / median(map(all_own_ns, before)))
+        slow = self._described(rank, name, now, before, rise.onset_step, excess, is_own=is_own)
+        if is_own and rank in self._spells and excess < SHARED_EXCESS:
+            return None
+        return slow if is_own or slow.cause in HINDERED else None
+
+    def _is_kept(self, now: Sequence[WorkBlock], before: Sequence[WorkBlock]) -> bool:
+        """From the processor, mostly. A device's time has no delays."""
+        return self._timing is Timing.HOST and self._counts_processor and is_kept(now, before)
 
     def _cost_steps(self, rank: int, steps: int) -> float:
         """What has risen most, in any channel, has cost since its onset. steps: of a block."""
@@ -466,8 +445,17 @@ class Stragglers:
             if may_wait and whole_ratio(now, theirs) < WHOLE_SHARE * beside.peers:
                 continue
             before = [block for blocks in theirs for block in blocks]
+            if _is_of_section(name) and self._is_kept(now, before):
+                continue  # with its delay it is told
             slow = self._described(
-                rank, name, now, before, self._first_step, beside.peers, is_standing=True
+                rank,
+                name,
+                now,
+                before,
+                self._first_step,
+                beside.peers,
+                is_own=_is_of_section(name),
+                is_standing=True,
             )
             if slow.excess_ns >= LEAST_EXCESS_NS:
                 return self._begin(rank, name, slow, beside.peers_beside_all)
@@ -475,10 +463,12 @@ class Stragglers:
 
     def _begin(self, rank: int, name: str, slow: Slow, usual: float | None = None) -> Slow:
         """usual: its ratio if it were not slow; None: what it was before."""
-        reference = self._channels[rank, name].reference
+        channel = self._channels[rank, name]
+        reference, rise = channel.reference, channel.rise()
         assert reference is not None
         centre = reference.centre if usual is None else usual
-        excess = log(1 + slow.excess_ratio)
+        # of the channel: with its delays the rank may need more
+        excess = rise.excess if usual is None and rise is not None else log(1 + slow.excess_ratio)
         self._spells[rank] = _Spell(slow, name, centre + max(LEAST_EXCESS, excess) / 2)
         self._over[rank] = deque(maxlen=OVER_BLOCKS)
         for (r, _), other in self._channels.items():
@@ -494,10 +484,12 @@ class Stragglers:
         before: Sequence[WorkBlock],
         onset_step: int,
         excess: float,
+        is_own: bool,
         is_standing: bool = False,
     ) -> Slow:
-        """before: its own blocks, or its peers' where it has been slow from the beginning."""
-        needs = free_ns_of if _is_of_section(name) else own_ns_of
+        """before: its own blocks, or its peers' where it has been slow from the beginning. is_own:
+        without its delays."""
+        needs = free_ns_of if is_own else own_ns_of
         now = now[-max(VERIFIED_BLOCKS, len(now) // 2) :]  # noise lets onsets seem too early
         sections = {*self._judged, *self._passes}
         now_ns = {s: median([needs(b, s) for b in now]) for s in sections}
@@ -531,6 +523,7 @@ class Stragglers:
             has_peers=has_peers,
             is_standing=is_standing,
             why="",
+            is_stage=any(entries.messages for block in now for entries in block.groups),
         )
         return with_words(slow)
 
@@ -549,30 +542,6 @@ class Stragglers:
             return None
         del self._spells[rank], self._over[rank]
         return over(spell.slow, end_step - OVER_BLOCKS // 2 * (end_step - before_step))
-
-
-def over(slow: Slow, until_step: int) -> SlowOver:
-    """The last step in which it was slow."""
-    why = (
-        f"rank {slow.rank} is no longer slow: since step {until_step + 1} its "
-        f"{SECTION_WORDS[slow.section]} takes what it took before; it was slow for "
-        f"{until_step + 1 - slow.since_step} steps"
-    )
-    return SlowOver(slow.rank, slow.since_step, until_step, why)
-
-
-def with_words(slow: Slow) -> Slow:
-    """With the sentence that its numbers make."""
-    share = f"{100 * slow.excess_ratio:.0f} % of a step"
-    against = "its peers" if slow.has_peers else "before"
-    since = "from the beginning" if slow.is_standing else f"since step {slow.since_step}"
-    waits = ", for which all others wait" if slow.has_peers else ""
-    why = (
-        f"rank {slow.rank} is slow {since}: its {SECTION_WORDS[slow.section]} takes "
-        f"{human_ns(slow.own_ns)} a step, {against} {human_ns(slow.peers_ns)} ({share} more"
-        f"{waits}): {MEANINGS[slow.cause]}"
-    )
-    return replace(slow, why=why)
 
 
 def _is_of_section(name: str) -> bool:

@@ -77,3 +77,8 @@ def scaled(block: WorkBlock, scale: float) -> WorkBlock:
 def processor_ns(block: WorkBlock) -> float:
     """Processor time of what is judged, nanoseconds a step."""
     return sum(block.cpu_ns[section] for section in JUDGED) / block.steps
+
+
+def delayed_ns(block: WorkBlock) -> float:
+    """Ready to run while others had the processor, in what is judged, nanoseconds a step."""
+    return sum(block.delay_ns[section] for section in JUDGED) / block.steps

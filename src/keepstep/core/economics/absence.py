@@ -40,7 +40,8 @@ class Absence:
 
     def hear(self, event: Event) -> Away | None:
         """What has ended with this event."""
-        kind, rank = event.kind, event.data.get("rank")
+        kind, told = event.kind, event.data.get("rank")
+        rank = told if isinstance(told, int) else None
         if kind in ("keeper-started", "job-started") and self.since is not None:
             self._opened = self._opened or event
         if kind == "job-started":

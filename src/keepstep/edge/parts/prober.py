@@ -6,7 +6,7 @@ imports torch, has no threads, and holds nothing that a probe could keep: a chil
 look and killed when it is late. One that outlives that, in the kernel, is left alone, and its probe
 is not run again until it is gone.
 
-    python -m keepstep.edge.parts.prober '{"arena_dir": ..., ...}'
+    python -m keepstep.edge.parts.prober '{"arena_dir": ..., ...}' '{"kernel": 4711}'
 
 Invariant: every probe answers within its deadline, if only that it saw nothing.
 """
@@ -39,6 +39,7 @@ from keepstep.model.parts import (
     DEADLINE_NS,
     PROBES,
     ProbeAnswer,
+    a_cursor,
     answer_from_line,
 )
 from keepstep.model.units import MIB, MS_NS, S_NS
@@ -74,6 +75,19 @@ def targets_from_text(text: str) -> Targets:
     )
 
 
+def cursors_to_text(cursors: Mapping[str, int]) -> str:
+    """For the command line: by probe, from where it reads on."""
+    return json.dumps(dict(cursors))
+
+
+def cursors_from_text(text: str) -> dict[str, int]:
+    """The inverse. Raises ValueError."""
+    found = {name: a_cursor(cursor) for name, cursor in an_object(from_json(text)).items()}
+    if unknown := found.keys() - PROBES.keys():
+        raise ValueError(f"expected names of probes, found {min(unknown)!r:.40}")
+    return found
+
+
 def is_wanted(name: str, host: Host, targets: Targets) -> bool:
     """Whether this machine has something for that probe at this moment, or there is a trace."""
     if name not in PRESENT or host.place(PRESENT[name]).exists():
@@ -105,13 +119,16 @@ class Prober:
         targets: Targets,
         stdin: int,
         say: Callable[[str], None],
+        cursors: Mapping[str, int] | None = None,
     ) -> None:
+        """cursors: by probe, where its last look ended that a prober before this one told of."""
         self._probes, self._host, self._targets = probes, host, targets
         self._stdin, self._say = stdin, say
         now_ns = time.monotonic_ns()
         # one after the other at first, so that they never all run at once
         self._turns = {
-            name: _Turn(now_ns + 50 * MS_NS * place) for place, name in enumerate(probes)
+            name: _Turn(now_ns + 50 * MS_NS * place, (cursors or {}).get(name, -1))
+            for place, name in enumerate(probes)
         }
         self._beat_ns = now_ns
         self._poll = select.poll()
@@ -211,7 +228,8 @@ class Prober:
     def _answer(self, name: str, turn: _Turn, look: PartLook) -> None:
         now_ns = time.monotonic_ns()
         took_ns = max(0, now_ns - turn.since_ns)
-        self._say(ProbeAnswer(name, now_ns, took_ns, look.blind, look.readings).to_line())
+        answer = ProbeAnswer(name, now_ns, took_ns, look.blind, look.readings, turn.cursor)
+        self._say(answer.to_line())
 
 
 def _be_the_child(
@@ -259,7 +277,7 @@ def main() -> None:
     if is_wanted("nvml", host, targets):
         with suppress(ImportError):
             import pynvml  # noqa: F401  # once here, and not in every child
-    Prober(ALL, host, targets, 0, _say).run()
+    Prober(ALL, host, targets, 0, _say, cursors_from_text(sys.argv[2])).run()
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.parts.probe import Targets
-from keepstep.edge.parts.prober import targets_to_text
+from keepstep.edge.parts.prober import cursors_to_text, targets_to_text
 from keepstep.model.units import MIB
 
 MODULE = "keepstep.edge.parts.prober"  # stands on its command line
@@ -36,10 +36,16 @@ class ChildProber:
         """See `ports.PartProber`."""
         return None if self._child is None else self._child.pid
 
-    def start(self, heard: Callable[[bytes], None], ended: Callable[[str], None]) -> None:
+    def start(
+        self,
+        heard: Callable[[bytes], None],
+        ended: Callable[[str], None],
+        cursors: Mapping[str, int],
+    ) -> None:
         """See `ports.PartProber`. Raises OSError."""
         self.stop()
-        command = [sys.executable, "-m", MODULE, targets_to_text(self._targets)]
+        given = targets_to_text(self._targets), cursors_to_text(cursors)
+        command = [sys.executable, "-m", MODULE, *given]
         child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

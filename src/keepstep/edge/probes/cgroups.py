@@ -12,6 +12,24 @@ PROC = Path("/proc")
 MOUNTS = Path("/proc/self/mounts")
 
 
+def named_by(pid: int) -> str:
+    """The process's cgroups, as the kernel names them; empty: it is gone."""
+    try:
+        return (PROC / str(pid) / "cgroup").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def and_above(file: Path) -> list[Path]:
+    """A file of a cgroup, and the same one of each cgroup above it that can be seen."""
+    found = [file]
+    for directory in file.parent.parents:
+        if not (directory / file.name).is_file():
+            break
+        found.append(directory / file.name)
+    return found
+
+
 def find_file(
     pid: int,
     controller: str,
@@ -23,7 +41,7 @@ def find_file(
     """A file of the cgroup by which that controller holds the process, by its name in v1 and in v2;
     None when there is none that can be read."""
     try:
-        lines = (PROC / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
+        lines = named_by(pid).splitlines()
         mounts = [line.split() for line in MOUNTS.read_text(encoding="utf-8").splitlines()]
     except OSError:
         return None

@@ -1,6 +1,10 @@
 """Hindrance: for how long the kernel has kept processes from what they were ready to do, where a
 process lives: for want of its cgroup's quota of processor time, and for want of memory.
 
+The first is summed over its cgroup and those above it that can be seen: a quota may be set on any
+of them, and each counts its own. A process that moves to another cgroup goes on from the sum that
+it had.
+
 The second is pressure stall information (PSI) of its cgroup, or of the machine where cgroups have
 none: the time in which some process waited for memory.
 """
@@ -19,10 +23,37 @@ US_NS = 1000
 
 def find_hindrance(pid: int) -> Callable[[], Hindrance]:
     """What is counted there, whenever that is asked."""
-    quota = cgroups.find_file(pid, "cpu", in_v1="cpu.stat", in_v2="cpu.stat")
+    throttled = _Throttled(pid)
     # v1 has no pressure of a cgroup
     pressure = cgroups.find_file(pid, "memory", in_v1="memory.pressure", in_v2="memory.pressure")
-    return lambda: Hindrance(read_throttled_ns(quota), read_stall_ns(pressure or MACHINE_PRESSURE))
+    return lambda: Hindrance(throttled.read_ns(), read_stall_ns(pressure or MACHINE_PRESSURE))
+
+
+class _Throttled:
+    """Of one process."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._where = ""  # its cgroups, as the kernel names them
+        self._files: list[Path] = []
+        self._offset_ns = 0  # of what was counted where it was before
+        self._last_ns: int | None = None
+
+    def read_ns(self) -> int | None:
+        """None where no quota is counted, or no more."""
+        where = cgroups.named_by(self._pid)
+        has_moved = where not in ("", self._where)
+        if has_moved:
+            self._where = where
+            stat = cgroups.find_file(self._pid, "cpu", in_v1="cpu.stat", in_v2="cpu.stat")
+            self._files = [] if stat is None else cgroups.and_above(stat)
+        counted = [ns for file in self._files if (ns := read_throttled_ns(file)) is not None]
+        if not counted:
+            return None
+        if has_moved and self._last_ns is not None:
+            self._offset_ns = self._last_ns - sum(counted)
+        self._last_ns = sum(counted) + self._offset_ns
+        return self._last_ns
 
 
 def read_throttled_ns(path: Path | None) -> int | None:

@@ -5,7 +5,7 @@
 
 The probes run in a process of their own, which begins a while after the ranks. When it ends or is
 silent it is ended and started anew, after a pause that grows; until it is heard again nothing is
-called well. Nothing here waits.
+called well. It reads on where the one before it ended. Nothing here waits.
 
 Invariant: the file says nothing that was not true when it was written, and says when that was; and
 a part is acted upon at most once for each time it falls sick.
@@ -23,6 +23,7 @@ from keepstep.edge.shm.parts_file import write_parts
 from keepstep.model.events import INFO, WARNING
 from keepstep.model.parts import (
     BEAT_NS,
+    PROBES,
     SILENT_NS,
     PartHealth,
     PartPolicy,
@@ -71,6 +72,7 @@ class PartsWatch:
         self._written_ns = 0
         self._known: tuple[PartHealth, ...] = ()  # at the last tick
         self._is_closed = False
+        self._cursors: dict[str, int] = {}  # by probe, where its last good look ended
 
     def tick(self) -> Iterator[PartSick]:
         """To be called every half second or so."""
@@ -125,7 +127,7 @@ class PartsWatch:
     def _start(self, now_ns: int) -> None:
         self._start_ns, self._started_ns = -1, now_ns
         try:
-            self._prober.start(self._heard, self._again)
+            self._prober.start(self._heard, self._again, self._cursors)
         except OSError as error:
             self._again(f"the process that runs the probes cannot be started: {error.strerror}")
 
@@ -143,7 +145,10 @@ class PartsWatch:
 
     def _heard(self, line: bytes) -> None:
         try:
-            self._judgement.hear(answer_from_line(line))
+            answer = answer_from_line(line)
+            self._judgement.hear(answer)
+            if answer.cursor >= 0 and answer.probe in PROBES:
+                self._cursors[answer.probe] = answer.cursor
         except ValueError as error:
             self._journal.record("message-refused", f"an answer of a probe: {error}", WARNING)
 

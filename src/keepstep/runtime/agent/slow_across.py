@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from keepstep.core.detection.across_nodes import SILENT_NS, AcrossNodes, block_steps_across
-from keepstep.core.detection.stragglers import with_words
+from keepstep.core.detection.slow_words import with_words
 from keepstep.model.node_steps import (
     MOST_BLOCKS,
     MOST_RANKS,

@@ -32,7 +32,8 @@ from keepstep.core.detection.slow_doubts import (
     of_records,
     of_silent_nodes,
 )
-from keepstep.core.detection.stragglers import BLOCK_STEPS, SlowOver, common_timing, judge_of, over
+from keepstep.core.detection.slow_words import SlowOver, over
+from keepstep.core.detection.stragglers import BLOCK_STEPS, common_timing, judge_of
 from keepstep.edge.shm.step_work_page import StepWorkReader, work_path
 from keepstep.model.events import WARNING
 from keepstep.model.node_steps import NamedSlow
@@ -412,8 +413,9 @@ class SlowRanks:
         found = remedy(life.facts(slow, self._why_no_swap()))
         self._journal.record(
             "slow-rank",
-            f"{slow.why}. What is done: {found.why}",
+            found.line,
             WARNING,
+            detail=f"{slow.why}. What is done: {found.why}",
             rank=slow.rank,
             section=slow.section.name.lower(),
             cause=slow.cause,

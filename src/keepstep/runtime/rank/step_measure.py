@@ -155,6 +155,12 @@ class StepMeasure:
         if clock is not None:
             clock.backward_ended()
 
+    def update_begun(self, *_: object) -> None:
+        """The optimizer's step is called, before any hook of it."""
+        if self._clock is not None:
+            self._clock.in_body()
+            self._clock.enter(Section.UPDATE)
+
     def before_update(self) -> None:
         """The optimizer's pre-step hook begins."""
         if self._clock is not None:

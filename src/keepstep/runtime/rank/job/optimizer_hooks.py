@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from keepstep.edge.torch.foremost import register_foremost
 from keepstep.edge.torch.state import Protected
 from keepstep.model.step_work import Section
 from keepstep.runtime.rank.driver import Driver
@@ -39,7 +40,9 @@ class OptimizerHooks:
         self._numbers, self._measure = numbers, measure
         optimizers = protected.optimizers
         updated = protected.used_gradients.updated
-        self._handles = [o.register_step_pre_hook(self._before_update) for o in optimizers]
+        # what the program has an optimizer do before its step is a part of the update
+        self._handles = [register_foremost(o, measure.update_begun) for o in optimizers]
+        self._handles += [o.register_step_pre_hook(self._before_update) for o in optimizers]
         self._handles += [o.register_step_post_hook(updated) for o in optimizers]
         self._handles += [o.register_step_post_hook(numbers.updated) for o in optimizers]
         self._handles += [o.register_step_post_hook(measure.updated) for o in optimizers]
