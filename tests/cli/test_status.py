@@ -72,6 +72,7 @@ def test_the_document_keeps_its_shape(machine: Any) -> None:
             "job_dir",
             "journal",
             "keeper_alive",
+            "keeper_silent_ns",
             "world_size",
             "horizon",
             "horizon_age_ns",

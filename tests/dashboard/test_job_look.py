@@ -15,11 +15,12 @@ from keepstep.dashboard.job_look import HEADERS_EVERY_NS, JobLook
 from keepstep.dashboard.journals import Journals, find_journals, jobs_below, labels_of
 from keepstep.dashboard.moment import Moment
 from keepstep.dashboard.view import JobView, job_view
+from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.shm.slot import slot_path
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.model.units import S_NS
-from tests.dashboard.test_view import hold, make_rank, make_slot, places  # noqa: F401
+from tests.dashboard.test_view import hold_as_keeper, make_rank, make_slot, places  # noqa: F401
 
 
 def job_of(places: Settings) -> FoundJob:  # noqa: F811
@@ -36,7 +37,7 @@ def seen(view: JobView) -> dict[str, Any]:
 def test_it_sees_what_one_look_sees_as_the_job_goes_on(places: Settings) -> None:  # noqa: F811
     journal = FileJournal(places.journal_path, "keeper")
     pages = [make_rank(places, rank, [6, 7, 8], writing=9, step=9) for rank in range(2)]
-    keeper = hold(places.job_dir / "keeper.lock")
+    keeper = hold_as_keeper(places, CLOCK.boot())
     looking = JobLook(job_of(places))
 
     def check() -> JobView:

@@ -19,11 +19,14 @@ from keepstep.dashboard.moment import Moment
 from keepstep.dashboard.nodes import NO_REPORT
 from keepstep.dashboard.status_screen import status_screen
 from keepstep.dashboard.view import JobView, job_view
+from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.journal import FileJournal
+from keepstep.edge.shm.beat_files import write_beat
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.node_safety_file import FILE, write_node_safety
 from keepstep.edge.shm.status_page import StatusPage
+from keepstep.model.beats import KeeperBeat
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
 from keepstep.model.units import S_NS
@@ -75,6 +78,8 @@ class Scene:
         self.journal = FileJournal(settings.journal_path, "keeper")
         self.lock_fd = os.open(settings.job_dir / "keeper.lock", os.O_RDWR | os.O_CREAT)
         fcntl.flock(self.lock_fd, fcntl.LOCK_EX)
+        beat = KeeperBeat(CLOCK.monotonic_ns(), CLOCK.boot(), 7)
+        write_beat(MEMORY, settings.job_dir, beat)
 
     def tell(
         self,

@@ -34,11 +34,12 @@ from keepstep.dashboard.slowness import DoubtRow, SlowRow
 from keepstep.dashboard.status_screen import status_screen
 from keepstep.dashboard.timeline import runs_of
 from keepstep.dashboard.view import JobView, job_view, pending
+from keepstep.edge.os.clock import CLOCK
 from keepstep.model.events import KINDS, Event
 from keepstep.model.rhythm import Interleaved
 from keepstep.model.units import MS_NS, S_NS
 from tests.dashboard.screens import at, shown
-from tests.dashboard.test_view import hold, make_rank, places  # noqa: F401
+from tests.dashboard.test_view import hold_as_keeper, make_rank, places  # noqa: F401
 
 NOTHING = CopyTraffic()
 
@@ -71,7 +72,7 @@ def training(places: Settings) -> Iterator[Settings]:  # noqa: F811
         make_rank(places, 0, [6, 7, 8], step=9, skipped_steps=3, captured_steps=7),
         make_rank(places, 1, [7, 8], step=9, completed_step=10),
     ]
-    keeper = hold(places.job_dir / "keeper.lock")
+    keeper = hold_as_keeper(places, CLOCK.boot())
     yield places
     for page in pages:
         page.close()

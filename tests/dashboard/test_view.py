@@ -16,16 +16,17 @@ from keepstep.config import Settings, resolve
 from keepstep.dashboard.finding import FoundJob, find_leftovers
 from keepstep.dashboard.links import LinkRows
 from keepstep.dashboard.moment import Moment
+from keepstep.dashboard.sentences import keeper_words
 from keepstep.dashboard.slowness import doubt_words
 from keepstep.dashboard.view import JobView, job_view
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.journal import FileJournal
-from keepstep.edge.shm.agent_beat_file import write_beat
+from keepstep.edge.shm.beat_files import write_beat
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.parts_file import write_parts
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.edge.shm.status_page import StatusPage, status_path
-from keepstep.model.agent_beat import AgentBeat
+from keepstep.model.beats import AgentBeat, KeeperBeat
 from keepstep.model.layout import TensorSpec, lay_out
 from keepstep.model.parts import PartHealth, PartsReport
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
@@ -105,6 +106,12 @@ def hold(path: Path) -> int:
     return fd
 
 
+def hold_as_keeper(places: Settings, boot: str = "") -> int:
+    """As a keeper does that has just said that it lives."""
+    write_beat(MEMORY, places.job_dir, KeeperBeat(CLOCK.monotonic_ns(), boot, 7))
+    return hold(places.job_dir / "keeper.lock")
+
+
 def look(places: Settings, later_s: float = 0.0) -> JobView:
     now = Moment.now()
     later = Moment(now.wall_ns + int(later_s * S_NS), now.mono_ns + int(later_s * S_NS))
@@ -145,7 +152,7 @@ def test_a_training_job(places: Settings) -> None:
         ),
         make_rank(places, 1, [8, 6, 7], step=9, skipped_steps=2),
     ]
-    keeper = hold(places.job_dir / "keeper.lock")
+    keeper = hold_as_keeper(places)
     view = look(places, later_s=5)
     assert (view.state, view.keeper_alive, view.world_size, view.horizon) == (
         "training",
@@ -207,7 +214,7 @@ def test_states_from_birth_to_burial(places: Settings) -> None:
         make_rank(places, 0, [], phase=Phase.RESTORE),
         make_rank(places, 1, [], phase=Phase.FORWARD),
     ]
-    keeper = hold(places.job_dir / "keeper.lock")
+    keeper = hold_as_keeper(places)
     assert look(places).state == "restoring"
     pages[0].publish(phase=Phase.STEP)
     assert look(places).state == "training"
@@ -226,7 +233,7 @@ def test_a_job_that_ended_well_waits_for_nobody_while_its_memory_goes(
     places: Settings, kind: str
 ) -> None:
     page = make_rank(places, 0, [], phase=Phase.STEP)
-    keeper = hold(places.job_dir / "keeper.lock")
+    keeper = hold_as_keeper(places)
     page.close()
     journal = FileJournal(places.journal_path, "keeper")
     journal.record("resumed", "begins", step=-1)
@@ -405,6 +412,67 @@ def test_parts_are_shown_while_the_job_trains_and_while_they_are_news(places: Se
     assert {row.health for row in later} == {"unknown"}
     assert "the node's agent has not said anything for" in later[0].why
     page.close()
+
+
+def test_a_keeper_that_holds_its_lock_and_is_silent_is_unknown(places: Settings) -> None:
+    pages = [make_rank(places, rank, [7], step=8) for rank in range(2)]
+    assert (look(places).keeper_alive, look(places).doubts) == (False, ()), "there is none"
+    lock = hold_as_keeper(places)
+    view = look(places, later_s=15)
+    assert (view.keeper_alive, view.doubts) == (True, ())
+    view = look(places, later_s=22)
+    assert view.keeper_alive is None and keeper_words(view.keeper_alive).tone == "warn"
+    assert view.keeper_silent_ns is not None and view.keeper_silent_ns >= 22 * S_NS
+    [row] = view.doubts
+    assert doubt_words(replace(row, age_ns=34 * S_NS)) == (
+        "Unknown: the keeper: process 7 holds its lock and has said nothing for 34 s."
+    )
+    for page in pages:
+        page.close()
+    view = look(places, later_s=22)
+    assert view.state == "waiting" and "nobody can tell" in view.why
+    write_beat(MEMORY, places.job_dir, KeeperBeat(CLOCK.monotonic_ns(), "before", 7))
+    assert look(places).keeper_alive is None, "of another life of the machine"
+    (places.job_dir / "keeper.json").write_text("{")
+    [row] = look(places).doubts
+    assert "has said nothing yet" in doubt_words(row)
+    os.close(lock)
+    assert look(places).keeper_alive is False, "killed: its lock says so"
+
+
+def test_links_of_several_nodes_are_unknown_until_it_is_told_that_they_are_known(
+    places: Settings,
+) -> None:
+    def doubts(later_s: float = 0.0) -> list[str]:
+        rows = look(places, later_s).doubts
+        return [row.doubt for row in rows if row.of == "slow links"]
+
+    pages = [make_rank(places, rank, [7], step=8) for rank in range(2)]
+    lock = hold_as_keeper(places)
+    journal = FileJournal(places.journal_path, "keeper")
+    journal.record("mesh", "of one node", node=0, nodes=1)
+    assert doubts() == [], "it has no links"
+    journal.record("mesh", "of two", node=0, nodes=2)
+    assert doubts() == ["untold"]
+    journal.record("link-unknown", "of 2 of 2 directions too little is known", doubt="learning")
+    assert doubts() == ["learning"]
+    journal.record("link-known", "enough", doubt="learning")
+    assert doubts() == []
+    assert doubts(later_s=25) == ["silence"], "its keeper has said nothing for so long"
+    journal.record("link-unknown", "it varies", doubt="noise")
+    journal.record("link-unknown", "node 1 told nothing", doubt="unheard")
+    journal.record("link-known", "it varies less", doubt="noise")
+    [row] = look(places).doubts
+    assert doubt_words(replace(row, age_ns=34 * S_NS)) == (
+        "Unknown, told 34 s ago: slow links: node 1 told nothing."
+    )
+    journal.record("keeper-started", "the next one")
+    assert doubts() == ["untold"], "it has forgotten all"
+    journal.record("mesh", "of two", node=1, nodes=2)
+    assert doubts() == ["elsewhere"]
+    os.close(lock)
+    for page in pages:
+        page.close()
 
 
 def test_where_the_agent_is_silent_nobody_says_that_nothing_is_slow_or_hangs(

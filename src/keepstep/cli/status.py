@@ -7,11 +7,11 @@ nanoseconds, `horizon` is {"step", "epoch"} or null, `protection` a list of {"ag
 other nodes) lists of one object each, `nodes` a `dashboard.nodes.NodesView`, null for a job of one
 node, `incident` a `dashboard.timeline.RecoveryChain` or null, `account` a
 `core.economics.goodput.Account` or null, `slow` a list of {"rank", "section", "cause", "why",
-"age_ns", "confirmed", "confirmed_why", "detail"}, `doubts` (what nobody can tell of slow ranks and
-hangs) one of {"of", "doubt", "why", "age_ns"}, `parts` one of {"part", "health", "why", "fix",
-"age_ns"} (health ok, bad or unknown), `links` {"slow": a list of {"side", "nodes", "ratio",
-"cause", "why", "age_ns"}, "damages": one of {"node", "count", "why", "age_ns"}}. With --watch one
-such document a line.
+"age_ns", "confirmed", "confirmed_why", "detail"}, `doubts` (what nobody can tell of the keeper, of
+slow ranks and links, and of hangs) one of {"of", "doubt", "why", "age_ns"}, `keeper_alive` null
+where nobody can tell, `parts` one of {"part", "health", "why", "fix", "age_ns"} (health ok, bad or
+unknown), `links` {"slow": a list of {"side", "nodes", "ratio", "cause", "why", "age_ns"},
+"damages": one of {"node", "count", "why", "age_ns"}}. With --watch one such document a line.
 """
 
 from __future__ import annotations

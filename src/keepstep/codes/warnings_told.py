@@ -580,4 +580,14 @@ WARNINGS = (
         "between and changes bytes.",
         read="detection.md#slow-links",
     ),
+    warning(
+        "KS5328",
+        "link-unknown",
+        means="Nobody can tell of some link whether it is slow: how fast copies go varies too "
+        "much, a node tells nothing of its copies any more, or what judges the links does not see "
+        "a slow one that is planted. Training goes on.",
+        do="On a node that is silent look at its keeper (`keepstep status`); a judge that is blind "
+        "is a fault of keepstep: report it. Noise passes, or the network is shared.",
+        read="detection.md#slow-links",
+    ),
 )

@@ -431,8 +431,9 @@ class Options(Generic[Unset, Directory]):
         default=300.0,
         check=seconds(),
         topic=Topic.FAILURES,
-        help="With sick_parts: show what judges the parts a planted sickness this often. What does "
-        "not see it is not believed, and its parts are unknown. 0: only at the start.",
+        help="Show what judges parts, ranks and links a planted sickness, slow rank or slow link "
+        "this often. What does not see it is not believed: what it judges is unknown. 0: only at "
+        "the start.",
         example=60.0,
         metavar="SECONDS",
         agents_from=1,

@@ -18,7 +18,7 @@ from keepstep.dashboard.journals import Journals
 from keepstep.dashboard.moment import Moment
 from keepstep.dashboard.slots import SlotRow, held_rows, slot_row, slot_rows
 from keepstep.dashboard.view import JobFacts, JobView, Pages, pending, tempos_of, view_of
-from keepstep.edge.os.flock import is_held
+from keepstep.edge.shm.keeper_look import KeeperLook, keeper_look
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import ranks_in, slot_path
 from keepstep.edge.shm.status_page import StatusPages
@@ -77,7 +77,7 @@ class JobLook:
             pages=pages,
             slots=self._slots(pages, now),
             held=self._held,
-            keeper_alive=has_memory and is_held(job_dir / "keeper.lock"),
+            keeper=keeper_look(job_dir, now.mono_ns, now.boot) if has_memory else KeeperLook(False),
             incident=pending(runs[-1]) if runs else None,
             account=self.history.account(len(runs) - 1, tempos, at) if runs else None,
         )

@@ -1,12 +1,11 @@
 """Links: which links are slow or damage what crosses them now, as this node's journal tells.
 
-Comes in: events, the time. Goes out: rows. The leading keeper tells of slow links, so they are in
-its node's journal alone; damage is told by whoever received it.
+Comes in: what its events tell, the time. Goes out: rows. The leading keeper tells of slow links, so
+they are in its node's journal alone; damage is told by whoever received it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from keepstep.core.detection.links_now import LinksNow
@@ -45,9 +44,8 @@ class LinkRows:
     damages: tuple[DamageRow, ...] = ()
 
 
-def link_rows(events: Iterable[Event], now: Moment) -> LinkRows:
+def link_rows(links: LinksNow, now: Moment) -> LinkRows:
     """What is slow or damages now."""
-    links = LinksNow(events)
 
     def age_ns(event: Event) -> int:
         return max(0, now.wall_ns - event.wall_ns)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.edge.shm.horizon_page import HorizonPage
+from keepstep.edge.shm.keeper_look import KeeperLook
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.node_safety_file import FILE, read_node_safety
 from keepstep.model.events import Event
@@ -77,7 +78,7 @@ def leaders_word(job_dir: Path, epoch: int) -> Horizon | None:
 def nodes_view(
     job_dir: Path,
     ranks_here: Collection[int],
-    keeper_alive: bool,
+    keeper: KeeperLook,
     events: Sequence[Event],
     now_wall_ns: int,
 ) -> NodesView:
@@ -87,7 +88,7 @@ def nodes_view(
         return NodesView()
     try:
         told_ns = (job_dir / FILE).stat().st_mtime_ns
-        doubt = _doubt(keeper_alive, told_ns, events)
+        doubt = _doubt(keeper, told_ns, events)
         return _view(report, ranks_here, max(0, now_wall_ns - told_ns), doubt)
     except (OSError, KeyError, TypeError, ValueError):  # gone this moment, or of another release
         return NodesView()
@@ -125,10 +126,12 @@ def _view(
     )
 
 
-def _doubt(keeper_alive: bool, told_ns: int, events: Sequence[Event]) -> str:
+def _doubt(keeper: KeeperLook, told_ns: int, events: Sequence[Event]) -> str:
     """Why the report cannot be relied on; empty if it can. When the leader falls silent, the keeper
     here notices and says so in the journal."""
-    if not keeper_alive:
+    if keeper.alive is None:
+        return "the keeper here says nothing, so nobody knows whether it receives changes"
+    if not keeper.alive:
         return "no keeper is alive here to receive changes"
     since = [event for event in events if event.wall_ns > told_ns]
     if any(event.kind == "mesh" for event in since):

@@ -33,7 +33,7 @@ from keepstep.dashboard.sentences import (
     ranks_of,
 )
 from keepstep.dashboard.slots import SlotRow
-from keepstep.dashboard.slowness import SlowRow
+from keepstep.dashboard.slowness import LOUD, SlowRow
 from keepstep.dashboard.view import JobView, RankRow
 from keepstep.model.rhythm import Interleaved
 from keepstep.model.units import MS_NS, S_NS, counted, first_names, human_bytes, human_ns
@@ -268,7 +268,7 @@ def _interleaved(done: Interleaved) -> str:
 
 def _health(view: JobView, now: Moment) -> Iterator[dict[str, Any]]:
     """What calls for a look now, beside what the journal tells."""
-    if view.job_dir is not None and not view.keeper_alive:
+    if view.job_dir is not None and view.keeper_alive is False:
         why = "Nobody scrubs, copies or commits until a rank or an agent starts another one."
         yield _finding("The keeper of this node is not alive.", "bad", why)
     gone = [row.rank for row in view.ranks if not row.alive and row.phase != "done"]
@@ -282,9 +282,8 @@ def _health(view: JobView, now: Moment) -> Iterator[dict[str, Any]]:
         why = ". ".join(filter(None, (slow.why, slow.detail, slow.confirmed_why)))
         yield _finding(f"Rank {slow.rank} is slow{_in_section(slow)}.", "warn", f"{why}.")
     for row in view.doubts:
-        tone, why = "quiet", row.why
+        tone, why = "warn" if row.doubt in LOUD else "quiet", row.why
         if row.doubt == "silence":
-            tone = "warn"
             why += "" if row.age_ns is None else f" since {clock(now.wall_ns - row.age_ns)}"
         yield _finding(f"Unknown: {row.of}.", tone, f"{why}.")
     for link in view.links.slow:

@@ -170,13 +170,11 @@ def _tone_of(event: Event) -> Tone:
 # -- the job now
 
 
-def keeper_words(keeper_alive: bool) -> Said:
+def keeper_words(keeper_alive: bool | None) -> Said:
     """Whether this node's keeper lives."""
-    return Said(f"the keeper is {'alive' if keeper_alive else 'not alive'}", _unless(keeper_alive))
-
-
-def _unless(is_well: bool) -> Tone:
-    return "" if is_well else "warn"
+    if keeper_alive is None:
+        return Said("whether the keeper lives is unknown", "warn")
+    return Said("the keeper is alive") if keeper_alive else Said("the keeper is not alive", "warn")
 
 
 def period_words(period_steps: int) -> Said | None:

@@ -10,15 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from keepstep.core.detection.links_now import LinksNow
 from keepstep.core.detection.slow_now import SlowNow
 from keepstep.dashboard.ages import human_age
 from keepstep.dashboard.moment import Moment
-from keepstep.edge.shm.agent_beat_file import read_beat
+from keepstep.edge.shm.beat_files import read_agent_beat
+from keepstep.edge.shm.keeper_look import KeeperLook
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.model.agent_beat import SILENT_NS
+from keepstep.model.beats import SILENT_NS
 from keepstep.model.events import Event
 
 SILENT = "slow ranks and hangs"  # what nobody looks for where the agent is silent
+KEEPER = "the keeper"
+LINKS = "slow links"
+LOUD = ("silence", "unheard", "blind")  # doubts that do not pass by themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,9 @@ class SlowRow:
 @dataclass(frozen=True, slots=True)
 class DoubtRow:
     """Something that nobody can tell. `of`: of what. `doubt`: the word of
-    core/detection/slow_doubts.py, `silence` where the agent is silent. `age_ns`: since that was
-    told, or since the agent last said anything; None: in another life of the machine."""
+    core/detection/slow_doubts.py or links_now.py, `silence` where agent or keeper is silent.
+    `age_ns`: since that was told, or since who is silent last said anything; None: not in this life
+    of the machine."""
 
     of: str
     doubt: str
@@ -90,7 +96,7 @@ def doubt_rows(known: SlowNow, now: Moment) -> tuple[DoubtRow, ...]:
 def silence_rows(job_dir: Path, now: Moment) -> tuple[DoubtRow, ...]:
     """That this node's agent is silent. Nothing where none has said anything yet: the job has just
     begun, or another launcher than `keepstep run` started it."""
-    beat = read_beat(MEMORY, job_dir)
+    beat = read_agent_beat(MEMORY, job_dir)
     if beat is None:
         return ()
     said = f"the agent of node {beat.node} has said nothing"
@@ -98,6 +104,30 @@ def silence_rows(job_dir: Path, now: Moment) -> tuple[DoubtRow, ...]:
         return (DoubtRow(SILENT, "silence", f"{said} since this machine started", None),)
     age_ns = max(0, now.mono_ns - beat.at_ns)
     return (DoubtRow(SILENT, "silence", said, age_ns),) if age_ns > SILENT_NS else ()
+
+
+def link_doubt_rows(links: LinksNow, keeper: KeeperLook, now: Moment) -> tuple[DoubtRow, ...]:
+    """Why it cannot be told of some link whether it is slow. Where the keeper that compares them is
+    silent or gone, what it has told is no news of now."""
+    doubts = links.doubts()
+    if links.compares_here and not keeper.alive:
+        why = "this node's keeper, which compares them, has said nothing"
+        return (DoubtRow(LINKS, "silence", why, keeper.silent_ns),)
+    return tuple(
+        DoubtRow(LINKS, told.doubt, told.why, max(0, now.wall_ns - told.event.wall_ns))
+        for told in doubts
+    )
+
+
+def keeper_rows(keeper: KeeperLook) -> tuple[DoubtRow, ...]:
+    """That this node's keeper holds its lock and is silent: stopped, or stuck. One that has none
+    is not alive, which is no doubt."""
+    if keeper.alive is not None:
+        return ()
+    if keeper.silent_ns is None:
+        return (DoubtRow(KEEPER, "silence", "it holds its lock and has said nothing yet", None),)
+    why = f"process {keeper.pid} holds its lock and has said nothing"
+    return (DoubtRow(KEEPER, "silence", why, keeper.silent_ns),)
 
 
 def doubt_words(row: DoubtRow) -> str:

@@ -27,7 +27,7 @@ from keepstep.dashboard.sentences import (
     period_words,
 )
 from keepstep.dashboard.slots import SlotRow
-from keepstep.dashboard.slowness import doubt_words
+from keepstep.dashboard.slowness import LOUD, doubt_words
 from keepstep.dashboard.terminal import NOTHING, SLOT_COLOURS, STYLES, table, text
 from keepstep.dashboard.view import JobView, RankRow
 from keepstep.model.parts import PartState
@@ -95,8 +95,7 @@ def _slow(view: JobView) -> Iterator[Text]:
         if row.confirmed_why:
             yield Text(f"Of its processor: {row.confirmed_why}.", style="yellow")
     for doubt in view.doubts:
-        is_silence = doubt.doubt == "silence"
-        yield Text(doubt_words(doubt), style="yellow" if is_silence else "dim")
+        yield Text(doubt_words(doubt), style="yellow" if doubt.doubt in LOUD else "dim")
     for link in view.links.slow:
         yield Text(f"Slow link, told {human_age(link.age_ns)} ago: {link.why}.", style="yellow")
     for damage in view.links.damages:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from keepstep.core.detection.links_now import LinksNow
 from keepstep.core.detection.slow_now import SlowNow
 from keepstep.core.economics.goodput import Account, StepTempo, account
 from keepstep.core.resume.cut import common, cut, holding_of
@@ -29,10 +30,18 @@ from keepstep.dashboard.protection import (
     of_several_nodes,
 )
 from keepstep.dashboard.slots import SlotRow, held_rows, slot_rows
-from keepstep.dashboard.slowness import DoubtRow, SlowRow, doubt_rows, silence_rows, slow_rows
+from keepstep.dashboard.slowness import (
+    DoubtRow,
+    SlowRow,
+    doubt_rows,
+    keeper_rows,
+    link_doubt_rows,
+    silence_rows,
+    slow_rows,
+)
 from keepstep.dashboard.timeline import JobRun, RecoveryChain, runs_of
-from keepstep.edge.os.flock import is_held
 from keepstep.edge.os.journal import read_journal
+from keepstep.edge.shm.keeper_look import KeeperLook, keeper_look
 from keepstep.edge.shm.status_page import BLANK
 from keepstep.edge.shm.status_pages import read_pages
 from keepstep.model.events import Event
@@ -92,6 +101,8 @@ class JobView:
     links: that are slow or damage what crosses them now, as this node's journal tells.
     parts: of this node's machine, while the job trains.
     account: where the time of this run went.
+    keeper_alive: None where nobody can tell: it holds its lock and says nothing. keeper_silent_ns:
+        since it last said something; None where it has not.
     """
 
     job: str
@@ -99,7 +110,8 @@ class JobView:
     why: str
     job_dir: Path | None
     journal: Path
-    keeper_alive: bool
+    keeper_alive: bool | None
+    keeper_silent_ns: int | None
     world_size: int | None
     horizon: Stamp | None
     horizon_age_ns: int | None
@@ -130,7 +142,7 @@ class JobFacts:
     pages: Pages
     slots: tuple[SlotRow, ...]
     held: tuple[SlotRow, ...]
-    keeper_alive: bool
+    keeper: KeeperLook
     incident: RecoveryChain | None
     account: Account | None
 
@@ -147,7 +159,7 @@ def job_view(job: FoundJob, now: Moment, events: Sequence[Event] | None = None) 
         pages=pages,
         slots=slot_rows(job.job_dir, now),
         held=held_rows(job.job_dir, now),
-        keeper_alive=is_held(job.job_dir / "keeper.lock"),
+        keeper=keeper_look(job.job_dir, now.mono_ns, now.boot),
         incident=pending(runs[-1]) if runs else None,
         account=run_account(runs[-1], pages, now) if runs else None,
     )
@@ -161,19 +173,20 @@ def view_of(looked: JobFacts, now: Moment) -> JobView:
     world_size = max((status.world_size for status in statuses), default=None)
     checkpoint = newest_checkpoint(events, now)
     nodes, horizon, period_steps = _nodes_and_horizon(
-        job.job_dir, pages, looked.keeper_alive, events, looked.slots, now
+        job.job_dir, pages, looked.keeper, events, looked.slots, now
     )
     age_ns = _held_for_ns(looked.slots, horizon)
-    state, why = _state(job, pages, looked.keeper_alive, events)
+    state, why = _state(job, pages, looked.keeper, events)
     newest = _newest_sealed(looked.slots)
-    known = SlowNow(events)
+    known, links = SlowNow(events), LinksNow(events)
     return JobView(
         job=job.name,
         state=state,
         why=why,
         job_dir=job.job_dir if job.has_memory else None,
         journal=job.journal_path,
-        keeper_alive=looked.keeper_alive,
+        keeper_alive=looked.keeper.alive,
+        keeper_silent_ns=looked.keeper.silent_ns,
         world_size=world_size,
         horizon=horizon,
         horizon_age_ns=age_ns,
@@ -190,22 +203,27 @@ def view_of(looked: JobFacts, now: Moment) -> JobView:
         incident=looked.incident,
         account=looked.account,
         slow=slow_rows(known, now) if state == "training" else (),
-        doubts=_doubts(known, job, state, now),
+        doubts=_doubts(known, links, looked, state, now),
         parts=part_rows(job.job_dir, now) if state == "training" else (),
-        links=link_rows(looked.events, now) if state == "training" else LinkRows(),
+        links=link_rows(links, now) if state == "training" else LinkRows(),
     )
 
 
-def _doubts(known: SlowNow, job: FoundJob, state: str, now: Moment) -> tuple[DoubtRow, ...]:
+def _doubts(
+    known: SlowNow, links: LinksNow, looked: JobFacts, state: str, now: Moment
+) -> tuple[DoubtRow, ...]:
     """While ranks live somebody is to look at them."""
-    silence = silence_rows(job.job_dir, now) if state in WITH_RANKS else ()
-    return silence + (doubt_rows(known, now) if state == "training" else ())
+    silence = silence_rows(looked.job.job_dir, now) if state in WITH_RANKS else ()
+    silence = keeper_rows(looked.keeper) + silence
+    if state != "training":
+        return silence
+    return silence + doubt_rows(known, now) + link_doubt_rows(links, looked.keeper, now)
 
 
 def _nodes_and_horizon(
     job_dir: Path,
     pages: Pages,
-    keeper_alive: bool,
+    keeper: KeeperLook,
     events: Sequence[Event],
     slots: Sequence[SlotRow],
     now: Moment,
@@ -219,7 +237,7 @@ def _nodes_and_horizon(
     world_size = max((status.world_size for status in statuses), default=0)
     told = leaders_word(job_dir, max((status.epoch for status in statuses), default=-1))
     if told is not None and world_size > len(here):  # not all ranks have their pages here
-        nodes = nodes_view(job_dir, here, keeper_alive, events, now.wall_ns)
+        nodes = nodes_view(job_dir, here, keeper, events, now.wall_ns)
         return nodes, told.floor, told.period_steps
     period_steps = max((status.span_steps for status in statuses), default=1)
     holdings = [holding_of(status) for status in statuses]
@@ -335,7 +353,7 @@ _BEGINS_OR_ENDS = {"job-started", "rank-joined", "resumed", "go", "job-over", "j
 
 
 def _state(
-    job: FoundJob, pages: Pages, keeper_alive: bool, events: Sequence[Event]
+    job: FoundJob, pages: Pages, keeper: KeeperLook, events: Sequence[Event]
 ) -> tuple[str, str]:
     """The state and why it is that."""
     if not job.has_memory:
@@ -348,8 +366,11 @@ def _state(
     end = next((e for e in reversed(events) if e.kind in _BEGINS_OR_ENDS), None)
     if not living and end is not None and end.data.get("ok") is True:
         return "ended", f"{end.why}; its memory is being removed"
-    if not living and keeper_alive:
+    if not living and keeper.alive:
         return "waiting", "no rank is alive; the keeper keeps the memory for a restart"
+    if not living and keeper.alive is None:
+        said = "no rank is alive; nobody can tell whether the keeper still looks after the memory"
+        return "waiting", said
     if not living:
         return "left-over", (
             "neither a rank nor the keeper is alive; start the job again to resume, or remove its "

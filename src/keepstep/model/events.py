@@ -37,6 +37,8 @@ KINDS = {
     "link-damages": "what comes from a node is again and again not as it was sent",
     "slow-link": "copies go more slowly than before: from, to or between which nodes, and why",
     "slow-link-over": "copies go as fast as before there, or it is another that is slow",
+    "link-unknown": "why nobody can tell whether a link is slow: noise, silence, too little known",
+    "link-known": "what kept anybody from telling that is over",
     "part-sick": "a part of the machine is sick, and what is done about it",
     "part-unknown": "nobody can tell how a part of the machine is",
     "part-well": "a part of the machine that was sick or unknown is well",

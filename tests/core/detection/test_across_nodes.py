@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from keepstep.core.detection.across_nodes import SILENT_NS, AcrossNodes, block_steps_across
+from keepstep.core.detection.drift import Drift
 from keepstep.core.detection.stragglers import BLOCK_STEPS
 from keepstep.model.node_steps import NodeSteps
 from keepstep.model.step_work import Section, Timing, WorkBlock
@@ -48,6 +49,23 @@ class Leader:
             self.across.judge(self.now_ns)
             named += [one.slow.rank for one in self.across.word(0, self.now_ns).slow]
         return named
+
+
+def test_what_compares_them_proves_that_it_can_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = Leader(2)
+    assert leader.across.flaw(0) == "", "it has heard of nobody"
+    leader.train(Steps(2, 1), 400)
+    assert leader.across.flaw(0) == leader.across.flaw(1) == ""
+    monkeypatch.setattr(Drift, "rise", lambda self: None)
+    assert "does not see a slow one that is planted" in leader.across.flaw(0)
+
+
+def test_a_node_that_was_silent_is_shown_as_slow_only_when_it_is_known_again() -> None:
+    leader = Leader(3)
+    for number, block in enumerate(Steps(3, 1).blocks(1000)):
+        leader.train_on(iter([block]), mute=range(300, 600), who=1)
+        if number % 5 == 0:
+            assert leader.across.flaw(number) == "", block[0]
 
 
 @pytest.mark.parametrize(("nodes", "each"), [(2, 1), (4, 1), (2, 2)])

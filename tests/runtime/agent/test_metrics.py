@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from keepstep.config import Settings, resolve
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.journal import FileJournal
+from keepstep.edge.shm.beat_files import write_beat
 from keepstep.edge.shm.collective_profile_page import COUNT_FILE
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
@@ -27,6 +28,7 @@ from keepstep.edge.shm.parts_file import write_parts
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import ConfigError
+from keepstep.model.beats import SILENT_NS, KeeperBeat
 from keepstep.model.horizon import Horizon
 from keepstep.model.parts import STALE_NS, PartHealth, PartNumber, PartsReport
 from keepstep.model.rhythm import Interleaved
@@ -215,7 +217,16 @@ def test_what_ranks_keeper_and_memory_say(settings: Settings, metrics: ServedMet
         Slot.create(MEMORY, path, 4096, 4096).close()
     lock = os.open(settings.job_dir / "keeper.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    found = scrape(metrics.start(0))
+    port = metrics.start(0)
+    quiet = scrape_all(port)
+    assert quiet["keepstep_keeper_up", ()] == 0, "it has never said that it lives"
+    assert quiet["keepstep_unknown", ("silence", "keeper")] == 1
+    beat = KeeperBeat(CLOCK.monotonic_ns(), CLOCK.boot(), 7)
+    write_beat(MEMORY, settings.job_dir, beat)
+    found = scrape(port)
+    assert not any(name == "keepstep_unknown" for name, _ in found)
+    write_beat(MEMORY, settings.job_dir, replace(beat, at_ns=beat.at_ns - SILENT_NS))
+    assert scrape(port)["keepstep_keeper_up", ""] == 0
     os.close(lock)
     living.close()
     assert [found["keepstep_rank_up", rank] for rank in "01"] == [1, 0]

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from keepstep.core.detection.drift import Drift
 from keepstep.core.detection.stragglers import BLOCK_STEPS
 from keepstep.edge.shm.step_work_page import RECORDS, work_path
 from keepstep.model.parts import PartHealth
 from keepstep.model.step_work import FixedWork, Hindrance, Timing, WorkBlock
-from keepstep.model.units import MS_NS
+from keepstep.model.units import MS_NS, S_NS
 from keepstep.runtime.agent.slow_ranks import TICK_NS, WARM_STEPS
 from keepstep.runtime.agent.step_blocks import _grown
 from tests.core.slow_steps import Steps
@@ -186,6 +187,36 @@ def test_who_is_alone_on_its_node_is_told_of_once(tmp_path: Path) -> None:
     node.slow.begin({0: 1, 1: 2}, 2)
     assert node.journal.kinds == ["slow-unknown", "slow-known"]
     node.close()
+
+
+def test_a_judge_that_goes_blind_is_told_once_and_that_it_sees_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.slow._canary_every_ns = 5 * S_NS
+    node.train(Steps(RANKS, 1), 700)
+    assert node.journal.events == [], "it sees, and nobody is slow"
+    with monkeypatch.context() as broken:
+        broken.setattr(Drift, "rise", lambda self: None)
+        node.train(Steps(RANKS, 2, slow=1, factor=1.5, onset=0), 300, first=700)
+    [told] = node.journal.events
+    assert (told.kind, told.data["doubt"]) == ("slow-unknown", "blind")
+    assert "does not see a slow one that is planted" in told.why
+    node.train(Steps(RANKS, 3), 300, first=1000)
+    assert [e.data.get("doubt") for e in node.journal.of("slow-known")] == ["blind"]
+
+
+def test_one_that_is_blind_from_the_beginning_is_told_before_anybody_is_judged(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Drift, "rise", lambda self: None)
+    node.train(Steps(RANKS, 1), 50)
+    assert [(e.kind, e.data["doubt"]) for e in node.journal.events] == [("slow-unknown", "blind")]
+
+
+def test_a_judge_that_has_not_learnt_yet_is_shown_nothing(node: Node) -> None:
+    node.slow._canary_every_ns = 1
+    node.train(Steps(RANKS, 1), 140)
+    assert node.journal.events == []
 
 
 def test_of_a_job_of_one_rank_nothing_is_told(tmp_path: Path) -> None:

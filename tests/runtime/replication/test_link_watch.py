@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.detection.links import LONG
+from keepstep.core.detection.links import LONG, SlowLinks
+from keepstep.model.events import INFO, WARNING
 from keepstep.model.links import LinkCount, LinkRow, LinkSample
 from keepstep.model.messages.peers import LinkReport
 from keepstep.model.units import MIB, MS_NS, S_NS
@@ -103,11 +106,12 @@ def test_a_slow_sender_is_told_once_and_again_when_it_is_over() -> None:
                     for node in range(3)
                     if node != sender
                 )
-                watch.receive(sender, LinkReport(1, rows))
+                watch.receive(sender, LinkReport(1, rows), now_ns)
             watch.tick(now_ns)
 
-    report(60)
-    assert journal.kinds == []
+    report(70)
+    assert journal.kinds == ["link-unknown", "link-known"]
+    journal.events.clear()
     report(LONG, slow=2)
     [told] = journal.of("slow-link")
     assert told.data["side"] == "sender" and told.data["nodes"] == [2]
@@ -115,6 +119,73 @@ def test_a_slow_sender_is_told_once_and_again_when_it_is_over() -> None:
     assert told.why.startswith("node 2 sends slowly: ")
     report(LONG)
     assert journal.kinds == ["slow-link", "slow-link-over"]
+
+
+def steady(watch: LinkWatch, seconds: int, now_ns: int, senders: Iterable[int] = (0, 1)) -> int:
+    """Both nodes send each other copies, or one of them does."""
+    for _ in range(0, seconds * S_NS, LOOK_NS):
+        now_ns += LOOK_NS
+        for sender in senders:
+            row = LinkRow(1 - sender, LinkSample(100 * MIB, 100 * MS_NS))
+            watch.receive(sender, LinkReport(1, (row,)), now_ns)
+        watch.tick(now_ns)
+    return now_ns
+
+
+def test_a_node_whose_keeper_tells_nothing_more_is_unknown_within_30_s_and_told_once() -> None:
+    journal = FakeJournal()
+    watch = LinkWatch([None] * 2, journal)
+    now_ns = steady(watch, 140, S_NS)
+    assert [(e.kind, e.data["doubt"]) for e in journal.events] == [
+        ("link-unknown", "learning"),
+        ("link-known", "learning"),
+    ]
+    assert journal.levels == [INFO, INFO], "it is so at each start"
+    journal.events.clear()
+    now_ns = steady(watch, 30, now_ns, senders=(0,))
+    [told] = journal.of("link-unknown")
+    assert told.data["doubt"] == "unheard" and "node 1 told nothing" in told.why
+    assert journal.levels[-1] == WARNING
+    now_ns = steady(watch, 300, now_ns, senders=(0,))
+    assert journal.kinds == ["link-unknown"]
+    steady(watch, 30, now_ns)
+    assert journal.kinds == ["link-unknown", "link-known"]
+
+
+def test_a_mesh_of_which_nothing_is_measured_is_unknown_and_one_node_has_no_links() -> None:
+    journal, alone = FakeJournal(), FakeJournal()
+    watch, one = LinkWatch([None] * 2, journal), LinkWatch([None], alone)
+    steady(watch, 30, S_NS, senders=())
+    steady(one, 30, S_NS, senders=())
+    assert [e.data["doubt"] for e in journal.of("link-unknown")] == ["samples"]
+    assert alone.events == []
+
+
+def test_a_judge_that_sees_no_slow_link_any_more_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    journal = FakeJournal()
+    watch = LinkWatch([None] * 2, journal, canary_every_ns=60 * S_NS)
+    now_ns = steady(watch, 300, S_NS)
+    assert journal.kinds == ["link-unknown", "link-known"] and watch.slow == []
+    journal.events.clear()
+    with monkeypatch.context() as broken:
+        broken.setattr(SlowLinks, "news", lambda self: [])
+        now_ns = steady(watch, 90, now_ns)
+    [told] = journal.events
+    assert (told.kind, told.data["doubt"]) == ("link-unknown", "blind")
+    assert "does not see a slow one that is planted" in told.why
+    steady(watch, 120, now_ns)
+    assert journal.kinds == ["link-unknown", "link-known"]
+
+
+def test_one_that_is_blind_from_the_beginning_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SlowLinks, "news", lambda self: [])
+    journal = FakeJournal()
+    steady(LinkWatch([None] * 2, journal), 4, S_NS)
+    assert [e.data["doubt"] for e in journal.events] == ["blind"]
 
 
 def test_reports_are_judged_together() -> None:
@@ -132,7 +203,7 @@ def test_reports_are_judged_together() -> None:
     watch._links.news = news  # type: ignore[method-assign, assignment]
     for number in range(1000):
         row = LinkRow(1, LinkSample(MIB, 100 * MS_NS))
-        watch.receive(0, LinkReport(1, (row,)))
+        watch.receive(0, LinkReport(1, (row,)), number * MS_NS)
         watch.tick(number * MS_NS)
     assert judged <= 1
     watch.tick(LOOK_NS * 10)

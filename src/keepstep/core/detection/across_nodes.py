@@ -14,10 +14,12 @@ Invariant: a rank is named only while its node tells; a silent node is told of, 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from math import ceil
 
-from keepstep.core.detection.drift import median
+from keepstep.core.detection.drift import LEARNT_BLOCKS, median
+from keepstep.core.detection.slow_canary import KEPT_BLOCKS, flaw_of_judge
 from keepstep.core.detection.stragglers import BLOCK_STEPS, Stragglers, common_timing, judge_of
 from keepstep.model.node_steps import NamedSlow, NodeSteps, SlowWord
 from keepstep.model.step_work import Section, Timing, WorkBlock
@@ -28,6 +30,7 @@ SILENT_NS = 30 * S_NS
 LEAST_BLOCK_NS = 1 * S_NS
 LEAST_BLOCK_NS_A_RANK = 20 * MS_NS
 PENDING_BLOCKS = 32
+MOST_SHOWN_RANKS = 64  # to copy the judge of more would hold up its agent
 
 
 def block_steps_across(step_ns: float, ranks: int) -> int:
@@ -59,6 +62,8 @@ class AcrossNodes:
         self._pending: dict[int, dict[int, Mapping[int, WorkBlock]]] = {}  # by last step, by node
         self._costs: dict[int, tuple[float, float]] = {}  # of a micro-batch, and how many a step
         self._judged_step, self._ranks = -1, 0
+        self._blocks = 0  # of all that are seen
+        self._seen: dict[int, deque[WorkBlock]] = {}  # of each rank, the last ones
 
     def hear(self, node: int, steps: NodeSteps, now_ns: int) -> None:
         """What that node tells now. What it told before, of another life, or of another node's
@@ -103,6 +108,8 @@ class AcrossNodes:
             for rank, node in self._owner.items():
                 if node in silent:
                     self._judge.forget(rank)
+                    self._seen.pop(rank, None)
+                    self._blocks = 0  # whoever comes back has everything to learn
         awaited = set(range(self._nodes)) - set(silent)
         count = 0
         for end in sorted(self._pending):
@@ -126,7 +133,19 @@ class AcrossNodes:
                 cost_ns = block.own_ns[Section.COMPUTE] / block.micro_batches
                 self._costs[rank] = cost_ns, block.micro_batches / block.steps
         self._judge.add(blocks, end)
+        self._blocks += 1
+        for rank, block in blocks.items():
+            self._seen.setdefault(rank, deque(maxlen=KEPT_BLOCKS)).append(block)
         self._judged_step, self._ranks = end, len(blocks)
+
+    def flaw(self, turn: int) -> str:
+        """Why what judges is not to be believed: a copy of it is shown a slow rank (`slow_canary`).
+        Nothing is said before it can have learnt what ranks do, nor of very many."""
+        if self._judge is None or self._blocks <= LEARNT_BLOCKS + 1:
+            return ""
+        if len(self._seen) > MOST_SHOWN_RANKS:
+            return ""
+        return flaw_of_judge(self._judge, self._seen, self._judged_step, turn)
 
     def word(self, post: int, now_ns: int) -> SlowWord:
         judge = self._judge

@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
 from statistics import median
@@ -51,6 +52,7 @@ WINDOWS = {SHORT: 0.53, LONG: 0.36}
 OPEN_RATIO = 0.5  # of the limit: above it a cell is neither slow nor well
 LEAST_NOISE = 0.02
 MOST_NOISE = 1 / 3
+QUIET_RATIO = 0.9  # of it: what was too noisy is judged again below, for those who tell of it
 ALL_RATIO = 0.8  # of the cells: what counts as all of them where chance hides some
 RESENT_RATIO = 0.005
 READER_RATIO = 0.5
@@ -179,6 +181,44 @@ class SlowLinks:
     def slow(self) -> list[SlowLink]:
         """What is slow now."""
         return list(self._told.values())
+
+    @property
+    def count(self) -> int:
+        """Of the directions that have samples."""
+        return len(self._cells)
+
+    @property
+    def well(self) -> list[Direction]:
+        """What is as fast as it was, in the order of nodes."""
+        return sorted(cell for cell, known in self._cells.items() if known.is_well)
+
+    def learning(self) -> dict[Direction, int]:
+        """Of whose past too little is known to judge them, and how many samples there are."""
+        return {
+            cell: len(known.past) + len(known.recent)
+            for cell, known in self._cells.items()
+            if known.noise is None
+        }
+
+    def noisy(self, before: Collection[Direction] = ()) -> dict[Direction, float]:
+        """Whose past varies too much to judge them, and by how much. before: those that were it at
+        the last look, and are until they are clearly quieter."""
+        return {
+            cell: known.noise
+            for cell, known in self._cells.items()
+            if known.noise is not None
+            and known.noise > MOST_NOISE * (QUIET_RATIO if cell in before else 1)
+        }
+
+    def usual_bytes_per_s(self, cell: Direction) -> float:
+        """What it did in its past."""
+        return math.exp(self._cells[cell].usual() or 0.0)
+
+    def copy_of(self, cells: Collection[Direction]) -> SlowLinks:
+        """A judge that knows of these directions what this one does, and has told nothing."""
+        made = SlowLinks(self._racks)
+        made._cells = {cell: deepcopy(self._cells[cell]) for cell in cells}
+        return made
 
     def _describe(
         self, side: LinkSide, nodes: tuple[int, ...], cells: tuple[Direction, ...]

@@ -14,8 +14,9 @@ from keepstep.model.units import S_NS, first_names
 
 # DEVICE: what ranks compute there takes no time of theirs. ALONE: a rank has no peers on its node.
 # NOISE: steps vary too much. RECORDS: a rank that trains shows nothing of its steps. NODES: ranks
-# are not compared with those of other nodes.
-Doubt = Literal["device", "alone", "noise", "records", "nodes"]
+# are not compared with those of other nodes. BLIND: what judges them does not see a slow rank that
+# is planted (slow_canary.py).
+Doubt = Literal["device", "alone", "noise", "records", "nodes", "blind"]
 
 # A rank that trains has shown a step by then, unless its page cannot be read or is not there.
 UNRECORDED_NS = 30 * S_NS

@@ -37,12 +37,13 @@ class Reading:
     `redundancy_is_off`: None where no other node is known; `slow_ratios`: of each rank that is
     slow, how much of a step it needs beyond its peers; `slow_links`: of each that is slow its side,
     its nodes and how many times slower it is; `damaged_counts`: by node, messages and blocks;
-    `parts`: of the machine, None: nobody has probed them."""
+    `parts`: of the machine, None: nobody has probed them. `unknown`: what nobody can tell, but for
+    parts: of what, and the word for why."""
 
     job: str
     ranks: Mapping[int, tuple[bool, RankStatus | None]]
     committed_step: int | None
-    keeper_alive: bool
+    keeper_alive: bool | None
     held_bytes: Mapping[str, int]
     spent_ns: Mapping[str, int]
     recoveries: tuple[tuple[str, int, int], ...]
@@ -54,6 +55,7 @@ class Reading:
     slow_links: tuple[tuple[str, tuple[int, ...], float], ...] = ()
     damaged_counts: Mapping[int, int] = field(default_factory=dict)
     parts: PartsReport | None = None
+    unknown: tuple[tuple[str, str], ...] = ()
 
 
 class Exposition:
@@ -108,7 +110,12 @@ def _families(r: Reading) -> Iterator[Metric]:
         "The training's epoch: goes up each time all ranks resume.",
         max((p.epoch for p in pages), default=0),
     )
-    yield _one("keepstep_keeper_up", "Whether this node's keeper lives.", r.keeper_alive)
+    yield _one(
+        "keepstep_keeper_up",
+        "Whether this node's keeper lives and has said so lately.",
+        bool(r.keeper_alive),
+    )
+    yield _unknown(r.unknown)
     yield _many(
         "keepstep_memory_bytes",
         "Memory taken by snapshots: this node's own, and what it holds for others.",
@@ -239,6 +246,19 @@ def _of_other_places(r: Reading) -> Iterator[Metric]:
             "memory for more.",
             r.redundancy_is_off,
         )
+
+
+def _unknown(unknown: Iterable[tuple[str, str]]) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(
+        "keepstep_unknown",
+        "1 for each thing that nobody can tell now, and why; parts have their own.",
+        labels=["of", "doubt"],
+    )
+    for of, doubt in unknown:
+        family.add_metric([of, doubt], 1)
+    return family
 
 
 def _of_links(r: Reading) -> Iterator[Metric]:

@@ -26,6 +26,7 @@ from keepstep.core.redundancy.node_safety import expendable
 from keepstep.edge.shm.node_safety_file import read_node_safety
 from keepstep.errors import KeeperError, KeepstepError
 from keepstep.model.attempts import Verdict
+from keepstep.model.beats import AgentBeat
 from keepstep.model.events import DEBUG, ERROR, INFO, WARNING
 from keepstep.model.failure import Cause, Failure, Finding, parse_budget
 from keepstep.model.launch import Launch, Predecessor, RankEnd
@@ -54,7 +55,6 @@ from keepstep.model.restarts import (
 )
 from keepstep.model.units import counted
 from keepstep.ports import Timer
-from keepstep.runtime.agent.beat import Beat
 from keepstep.runtime.agent.enforcer import Enforcer
 from keepstep.runtime.agent.keeper_client import AgentKeeperClient
 from keepstep.runtime.agent.multi_node import MultiNode
@@ -63,6 +63,7 @@ from keepstep.runtime.agent.rank_group import RankGroup
 from keepstep.runtime.agent.rank_server import RankServer
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest, Rendezvous, SingleNode
 from keepstep.runtime.agent.world import AgentOptions, AgentWorld
+from keepstep.runtime.beat import Beat
 
 SOCKET = "agent.sock"
 
@@ -86,7 +87,12 @@ class Agent:
         self._keeper = AgentKeeperClient(world, options.job_dir, self)
         self._server = RankServer(options.job_dir / SOCKET, world.serve_boxes, self)
         self._enforcer = Enforcer(world, options, self._server, self._why_no_swap)
-        self._beat = Beat(world.clock, world.memory, options.job_dir)
+        self._beat = Beat(
+            world.clock,
+            world.memory,
+            options.job_dir,
+            lambda at_ns, boot: AgentBeat(at_ns, boot, self._group.place.node),
+        )
         self._group = RankGroup(
             world, options, launch, self._server, self._enforcer, self._happened
         )
@@ -247,7 +253,7 @@ class Agent:
         if self._is_over:
             return
         self._world.timers.after(self._options.deadlines.tick_ns, self._look)
-        self._beat.tick(self._group.place.node)
+        self._beat.tick()
         if self._is_entering:
             return
         for event in self._enforcer.look():

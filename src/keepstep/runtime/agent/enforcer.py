@@ -73,6 +73,7 @@ class Enforcer:
                 why_no_swap if options.swaps_slow_nodes else _not_wished,
                 lambda: self.completed_step,
                 lambda: None if self._parts is None else self._parts.slowed_cpu,
+                options.canary_every_ns,
             )
             if options.tells_slow_ranks
             else None

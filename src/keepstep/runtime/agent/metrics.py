@@ -8,11 +8,11 @@ it; a look costs what has happened since the last one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from keepstep.core.detection.links_now import LinksNow
+from keepstep.core.detection.links_now import ELSEWHERE, LinksNow
 from keepstep.core.detection.slow_now import SlowNow
 from keepstep.core.economics.goodput import Ledger, StepTempo
 from keepstep.core.parts.judgement import as_of
@@ -51,10 +51,10 @@ class Metrics:
         memory: Memory,
         journal: JournalReader,
         read_pages: Callable[[], Pages],
-        keeper_lives: Callable[[], bool],
+        keeper_lives: Callable[[], bool | None],
     ) -> None:
         """journal: begins with the first event that is to count: what was there before is another
-        run's."""
+        run's. keeper_lives: None: nobody can tell."""
         self._job = job
         self._job_dir = job_dir
         self._clock = clock
@@ -79,12 +79,13 @@ class Metrics:
             for p in living
         ]
         clock = self._clock
+        keeper_alive = self._keeper_lives()
         now_ns = self._ledger.axis.place(clock.wall_ns(), clock.monotonic_ns(), clock.boot())
         return Reading(
             job=self._job,
             ranks=ranks,
             committed_step=self._committed_step(ranks),
-            keeper_alive=self._keeper_lives(),
+            keeper_alive=keeper_alive,
             held_bytes=self._held_bytes(),
             spent_ns=self._ledger.account(tempos, now_ns).parts(),
             recoveries=tuple(
@@ -98,7 +99,20 @@ class Metrics:
             slow_links=tuple((t.side, t.nodes, t.ratio) for t in self._links.slow()),
             damaged_counts=self._links.damaged_counts(),
             parts=self._parts(),
+            unknown=tuple(self._unknown(keeper_alive)),
         )
+
+    def _unknown(self, keeper_alive: bool | None) -> Iterator[tuple[str, str]]:
+        if keeper_alive is None:
+            yield "keeper", "silence"
+        for event in self._slow.doubts():
+            yield "slow ranks", str(event.data.get("doubt", ""))
+        if self._links.compares_here and not keeper_alive:
+            yield "slow links", "silence"
+            return
+        for told in self._links.doubts():
+            if told.doubt != ELSEWHERE:
+                yield "slow links", told.doubt
 
     def _parts(self) -> PartsReport | None:
         report = read_parts(self._memory, self._job_dir)

@@ -30,7 +30,7 @@ from keepstep.edge.net import boxes
 from keepstep.edge.net.keepers import KeeperSocket
 from keepstep.edge.net.metrics_server import Exposition, Reading
 from keepstep.edge.os.clock import CLOCK
-from keepstep.edge.os.flock import hold, is_held
+from keepstep.edge.os.flock import hold
 from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.os.journal import FileJournal, JournalTail, read_journal
 from keepstep.edge.os.loop import Loop
@@ -45,6 +45,7 @@ from keepstep.edge.parts.prober_process import ChildProber
 from keepstep.edge.parts.traces import TRACES
 from keepstep.edge.probes.devices import visible_devices
 from keepstep.edge.probes.node import NodeProbes
+from keepstep.edge.shm.keeper_look import keeper_look
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_pages import read_pages
 from keepstep.edge.torch.meeting_place import StoreMeetingPlaces, local_address
@@ -290,7 +291,7 @@ class ServedMetrics:
             MEMORY,
             JournalTail(settings.journal_path, from_its_end=True),
             read_pages=lambda: read_pages(job_dir),
-            keeper_lives=lambda: is_held(job_dir / "keeper.lock"),
+            keeper_lives=lambda: keeper_look(job_dir, CLOCK.monotonic_ns(), CLOCK.boot()).alive,
         )
 
     def start(self, port: int) -> int:

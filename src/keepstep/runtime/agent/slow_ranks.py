@@ -22,8 +22,9 @@ from pathlib import Path
 
 from keepstep.core.balance.remedy import SlowFacts, remedy
 from keepstep.core.detection.across_nodes import SILENT_NS
-from keepstep.core.detection.drift import median
+from keepstep.core.detection.drift import LEARNT_BLOCKS, median
 from keepstep.core.detection.reference import ReferenceVerdict, confirm, throttled
+from keepstep.core.detection.slow_canary import KEPT_BLOCKS, flaw_of_fresh_judge, flaw_of_judge
 from keepstep.core.detection.slow_doubts import (
     UNRECORDED_NS,
     Doubt,
@@ -82,9 +83,13 @@ class _Life:
         self.confirmed: dict[int, ReferenceVerdict] = {}  # by slow rank, what fixed work has said
         self.costs: dict[int, deque[tuple[float, float]]] = {}  # of a micro-batch, and how many
         self.told_elsewhere: dict[int, NamedSlow] = {}  # of this node, by the leader
+        self.seen: dict[int, deque[WorkBlock]] = {}  # of each rank, the last blocks
+        self.blocks = 0
 
-    def note_costs(self, blocks: Mapping[int, WorkBlock]) -> None:
+    def note(self, blocks: Mapping[int, WorkBlock]) -> None:
+        self.blocks += 1
         for rank, block in blocks.items():
+            self.seen.setdefault(rank, deque(maxlen=KEPT_BLOCKS)).append(block)
             if block.micro_batches:
                 cost = block.own_ns[Section.COMPUTE] / block.micro_batches
                 kept = self.costs.setdefault(rank, deque(maxlen=COST_BLOCKS))
@@ -148,10 +153,12 @@ class SlowRanks:
         why_no_swap: Callable[[], str] = lambda: "the job has one node",
         completed_step: Callable[[], int | None] = lambda: None,
         slowed_cpu: Callable[[], PartHealth | None] = lambda: None,
+        canary_every_ns: int = 0,
     ) -> None:
         """completed_step: the newest one that all of the node's ranks have completed, None: one has
         completed none; told by other means than their records. slowed_cpu: the node's processors,
-        where some are slowed down for their heat now."""
+        where some are slowed down for their heat now. canary_every_ns: so often a copy of what
+        judges them is shown a slow rank; 0: only when ranks begin to train."""
         self._memory = memory
         self._probes = probes
         self._executor = executor
@@ -169,6 +176,9 @@ class SlowRanks:
         self._doubts: dict[Doubt, str] = {}  # told, and not over
         self._moved: dict[int, tuple[int, int, int]] = {}  # step of a rank's newest record, since
         # when, and what was completed by then
+        self._canary_every_ns = canary_every_ns
+        self._shown_ns, self._times_shown = 0, 0
+        self._fresh_flaws: dict[Timing, str] = {}  # of a judge as it is made
         self._world_size = 1
         self._board: StepsBoard | None = None
         self._now_ns = 0
@@ -296,6 +306,9 @@ class SlowRanks:
         timing = common_timing([self._readers[rank].timing for rank in newest])
         last = max(newest.values(), key=lambda work: work.step)
         self._life = _Life(epochs.pop(), last.step + WARM_STEPS, last.ended_ns, timing)
+        if timing not in self._fresh_flaws:
+            self._fresh_flaws[timing] = flaw_of_fresh_judge(timing)
+        self._believe(self._fresh_flaws[timing])
 
     def _choose_block(self, life: _Life, newest: Mapping[int, StepWork]) -> None:
         """As few steps as take long enough, now that the first ones are over."""
@@ -346,7 +359,7 @@ class SlowRanks:
         self, life: _Life, blocks: Mapping[int, WorkBlock], end_step: int, now_step: int
     ) -> None:
         """now_step: the last one that all have done by now."""
-        life.note_costs(blocks)
+        life.note(blocks)
         steps = next(iter(blocks.values())).steps
         for told in life.judge.add(blocks, end_step):
             if told.rank in life.told_elsewhere:
@@ -366,6 +379,25 @@ class SlowRanks:
         for doubt, why in life.judge.doubts(self._world_size > 1).items():
             if doubt != "alone" or life.across is None or life.across.is_overdue:
                 self._doubt(doubt, why)
+        self._show_canary(life, end_step)
+
+    def _show_canary(self, life: _Life, end_step: int) -> None:
+        """Not before it can have learnt what ranks usually do."""
+        is_due = self._canary_every_ns and self._now_ns - self._shown_ns >= self._canary_every_ns
+        if is_due and life.blocks > LEARNT_BLOCKS + 1:
+            self._times_shown += 1
+            turn = self._times_shown
+            flaw = flaw_of_judge(life.judge, life.seen, end_step, turn)
+            leader = None if life.across is None else life.across.leader
+            self._believe(flaw or ("" if leader is None else leader.flaw(turn)))
+
+    def _believe(self, flaw: str) -> None:
+        """What judges has been shown a slow rank."""
+        self._shown_ns = self._now_ns
+        if flaw:
+            self._doubt("blind", f"whether a rank is slow cannot be told: {flaw}")
+        else:
+            self._is_known("blind", "what judges the ranks sees a slow one that is planted")
 
     def _hear_leader(self, life: _Life, across: SlowAcross, now_step: int) -> None:
         """What it says of this node's ranks, and whether it says anything."""

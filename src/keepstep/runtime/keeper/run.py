@@ -1,9 +1,9 @@
 """Keeper run: one life of a keeper in somebody's loop, from the lock to the end of the job.
 
 Comes in: what the connections of this node say, words of other keepers, timers, SIGTERM. Goes out:
-calls of the `Keeper`, and whether the process may end. Whatever happens in one turn of the loop is
-looked at once, behind all of it: a keeper that is behind catches up at once with what many ranks
-have told.
+calls of the `Keeper`, a beat, and whether the process may end. Whatever happens in one turn of the
+loop is looked at once, behind all of it: a keeper that is behind catches up at once with what many
+ranks have told.
 
 Invariant: only who holds the lock of the job directory touches what is in it.
 """
@@ -14,8 +14,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from keepstep.config import Settings
+from keepstep.model.beats import KeeperBeat
 from keepstep.model.units import MS_NS
 from keepstep.ports import Box, BoxServer, Timer
+from keepstep.runtime.beat import Beat
 from keepstep.runtime.keeper.keeper import BUSY_TICK_NS, TICK_NS, FromNode, Keeper
 from keepstep.runtime.keeper_world import KeeperWorld
 
@@ -60,6 +62,12 @@ class KeeperRun:
         self._server: BoxServer | None = None  # likewise
         self._timer: Timer | None = None  # of the next look
         self._looks_soon = False
+        self._beat = Beat(
+            world.clock,
+            world.memory,
+            settings.job_dir,
+            lambda at_ns, boot: KeeperBeat(at_ns, boot, world.pid),
+        )
 
     def begin(self) -> None:
         """Be the keeper of the job directory, or find that another one is: the next call is
@@ -133,6 +141,8 @@ class KeeperRun:
         if self.keeper.tick():
             self._over()
         else:
+            if self._beat.is_due and self._lock.is_of_directory():  # else it is another keeper's
+                self._beat.tick()
             self._look_after(BUSY_TICK_NS if self.keeper.is_busy else self._idle_ns)
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 Comes in: what the links have counted (`ports.Links.sent_counts`, `damaged`), and what other nodes
 report of theirs. Goes out: reports to the leading keeper; there, `slow-link` and `slow-link-over`
-in the journal; `link-damages` where it is seen. Sends nothing of its own and delays nothing: it
+in the journal, and `link-unknown` and `link-known` of what nobody can tell; `link-damages` where it
+is seen. Sends nothing of its own and delays nothing: it
 asks the kernel what the copies took.
 
 Invariant: a sample is of enough bytes and of enough time to say something; what begins anew on the
@@ -14,14 +15,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from keepstep.core.detection.damage import LinkDamages
+from keepstep.core.detection.link_canary import flaw_of_fresh_links, flaw_of_links
+from keepstep.core.detection.link_doubts import LinkDoubts, LinksUnknown
 from keepstep.core.detection.links import SlowLink, SlowLinks
-from keepstep.model.events import WARNING
+from keepstep.model.events import INFO, WARNING
 from keepstep.model.links import LinkCount, LinkRow, LinkSample
 from keepstep.model.messages.peers import LinkReport
 from keepstep.model.units import MIB, MS_NS, S_NS
 from keepstep.ports import Journal
 
 LOOK_NS = 2 * S_NS
+TROUBLES = ("unheard", "blind", "noise")  # else it will pass, or is so by what was asked for
 LEAST_BYTES = MIB
 # The kernel counts in ticks of some milliseconds.
 LEAST_BUSY_NS = 50 * MS_NS
@@ -93,14 +97,28 @@ def _together(before: LinkSample | None, streams: Sequence[LinkCount]) -> LinkSa
 class LinkWatch:
     """Of a mesh, where this node leads it."""
 
-    def __init__(self, racks: Sequence[str | None], journal: Journal) -> None:
+    def __init__(
+        self, racks: Sequence[str | None], journal: Journal, canary_every_ns: int = 0
+    ) -> None:
+        """racks: of each node. canary_every_ns: so often a copy of the judge is shown a slow link;
+        0: only one when this is made."""
         self._journal = journal
         self._links = SlowLinks(racks)
+        self._doubts = LinkDoubts(len(racks))
         self._has_news = False
         self._judged_ns = 0
+        self._canary_every_ns = canary_every_ns
+        self._shown_ns, self._times_shown = 0, 0
+        self._flaw = flaw_of_fresh_links() if len(racks) > 1 else ""
 
-    def receive(self, sender: int, report: LinkReport) -> None:
+    @property
+    def slow(self) -> list[SlowLink]:
+        """What is slow now."""
+        return self._links.slow
+
+    def receive(self, sender: int, report: LinkReport, now_ns: int) -> None:
         """What a node says of what it sends."""
+        self._doubts.hear(sender, now_ns)
         for row in report.rows:
             self._links.add(sender, row.node, row.sample)
         self._has_news = True
@@ -108,9 +126,28 @@ class LinkWatch:
     def tick(self, now_ns: int) -> None:
         """What has come in since is judged together: with a thousand nodes reports come by the
         hundred."""
-        if not self._has_news or now_ns - self._judged_ns < LOOK_NS:
+        if now_ns - self._judged_ns < LOOK_NS:
             return
-        self._has_news, self._judged_ns = False, now_ns
+        self._judged_ns = now_ns
+        if self._has_news:
+            self._has_news = False
+            self._judge()
+        self._show_canary(now_ns)
+        for told in self._doubts.news(self._links, self._flaw, now_ns):
+            is_unknown = isinstance(told, LinksUnknown)
+            kind = "link-unknown" if is_unknown else "link-known"
+            level = WARNING if is_unknown and told.doubt in TROUBLES else INFO
+            self._journal.record(kind, told.why, level, doubt=told.doubt)
+
+    def _show_canary(self, now_ns: int) -> None:
+        """The judge itself learns nothing of it."""
+        self._shown_ns = self._shown_ns or now_ns
+        if self._canary_every_ns and now_ns - self._shown_ns >= self._canary_every_ns:
+            self._shown_ns = now_ns
+            self._flaw = flaw_of_links(self._links, self._times_shown)
+            self._times_shown += 1
+
+    def _judge(self) -> None:
         for told in self._links.news():
             if isinstance(told, SlowLink):
                 self._tell(told)

@@ -160,7 +160,9 @@ class MeshState:
         self._leader: Leader | None = None
         self._meter, self._damage = LinkMeter(), DamageWatch(self._journal)
         racks = [member.rack for member in links.mesh.members]
-        self._watch = LinkWatch(racks, self._journal) if links.mesh.leads else None
+        canary_ns = int(settings.canary_every_s * S_NS)
+        leads = links.mesh.leads
+        self._watch = LinkWatch(racks, self._journal, canary_ns) if leads else None
         self.refusal = ""  # why nobody may train in this mesh: the policy is impossible
         self._near = self._nodes_to_begin_with(self._asked)
 
@@ -232,7 +234,7 @@ class MeshState:
                     self._leader.receive_report(node, message)
             case LinkReport():
                 if self._watch is not None:
-                    self._watch.receive(node, message)
+                    self._watch.receive(node, message, self._clock.monotonic_ns())
             case InventoryReport():
                 held = Inventory(frozenset(message.snapshots), frozenset(message.parities))
                 self.recovery.receive_inventory(node, held)

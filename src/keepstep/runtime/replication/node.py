@@ -70,7 +70,8 @@ class Node:
     def _record(self, mesh: Mesh) -> None:
         ranks = list(mesh.ranks_of(mesh.node))
         why = f"mesh {mesh.version}: node {mesh.node} of {len(mesh.members)}, ranks {ranks}"
-        self._world.journal.record("mesh", why, mesh_version=mesh.version)
+        facts = {"mesh_version": mesh.version, "node": mesh.node, "nodes": len(mesh.members)}
+        self._world.journal.record("mesh", why, **facts)
 
     def _new_state(self, mesh: Mesh) -> MeshState:
         return MeshState(
