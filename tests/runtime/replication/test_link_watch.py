@@ -152,6 +152,16 @@ def test_a_node_whose_keeper_tells_nothing_more_is_unknown_within_30_s_and_told_
     assert journal.kinds == ["link-unknown", "link-known"]
 
 
+def test_where_nobody_copies_any_more_that_is_no_trouble() -> None:
+    journal = FakeJournal()
+    watch = LinkWatch([None] * 2, journal)
+    now_ns = steady(watch, 140, S_NS)
+    journal.events.clear()
+    steady(watch, 60, now_ns, senders=())
+    assert [e.data["doubt"] for e in journal.events] == ["unheard"]
+    assert journal.levels[-1] == INFO
+
+
 def test_a_mesh_of_which_nothing_is_measured_is_unknown_and_one_node_has_no_links() -> None:
     journal, alone = FakeJournal(), FakeJournal()
     watch, one = LinkWatch([None] * 2, journal), LinkWatch([None], alone)

@@ -39,10 +39,12 @@ KNOWN: dict[LinkDoubt, str] = {
 
 @dataclass(frozen=True, slots=True)
 class LinksUnknown:
-    """Nobody can tell of some link whether it is slow."""
+    """Nobody can tell of some link whether it is slow. is_trouble: it neither passes by
+    itself nor is so by what was asked for."""
 
     doubt: LinkDoubt
     why: str
+    is_trouble: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class LinkDoubts:
             lasts = doubt in AT_ONCE or now_ns - since_ns >= SETTLED_NS
             if lasts and doubt not in self._told:
                 self._told.add(doubt)
-                told.append(LinksUnknown(doubt, why))
+                told.append(LinksUnknown(doubt, why, self._is_trouble(doubt, now_ns)))
         self._since = {doubt: ns for doubt, ns in self._since.items() if doubt in found}
         for doubt in sorted(self._told - found.keys()):
             if now_ns - self._gone.setdefault(doubt, now_ns) >= SETTLED_NS:
@@ -107,6 +109,12 @@ class LinkDoubts:
                 del self._gone[doubt]
                 told.append(LinksKnown(doubt, KNOWN[doubt]))
         return told
+
+    def _is_trouble(self, doubt: LinkDoubt, now_ns: int) -> bool:
+        """Where no node tells anything, none copies: an evaluation, or the end of the training."""
+        if doubt == "unheard":
+            return not all(sender.is_silent(now_ns) for sender in self._senders.values())
+        return doubt in ("noise", "blind")
 
     def _found(self, links: SlowLinks, flaw: str, now_ns: int) -> dict[LinkDoubt, str]:
         found: dict[LinkDoubt, str] = {}

@@ -25,7 +25,6 @@ from keepstep.model.units import MIB, MS_NS, S_NS
 from keepstep.ports import Journal
 
 LOOK_NS = 2 * S_NS
-TROUBLES = ("unheard", "blind", "noise")  # else it will pass, or is so by what was asked for
 LEAST_BYTES = MIB
 # The kernel counts in ticks of some milliseconds.
 LEAST_BUSY_NS = 50 * MS_NS
@@ -134,10 +133,11 @@ class LinkWatch:
             self._judge()
         self._show_canary(now_ns)
         for told in self._doubts.news(self._links, self._flaw, now_ns):
-            is_unknown = isinstance(told, LinksUnknown)
-            kind = "link-unknown" if is_unknown else "link-known"
-            level = WARNING if is_unknown and told.doubt in TROUBLES else INFO
-            self._journal.record(kind, told.why, level, doubt=told.doubt)
+            if isinstance(told, LinksUnknown):
+                level = WARNING if told.is_trouble else INFO
+                self._journal.record("link-unknown", told.why, level, doubt=told.doubt)
+            else:
+                self._journal.record("link-known", told.why, doubt=told.doubt)
 
     def _show_canary(self, now_ns: int) -> None:
         """The judge itself learns nothing of it."""
