@@ -20,13 +20,15 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import harness  # beside this file: it is started as a script
 
 from keepstep.coding.checksum import BLOCK_BYTES, block_checksums, running_checksum
 from keepstep.edge.shm.copy_table import WINDOW_BYTES, CopyTable, SlotCopy
@@ -152,6 +154,13 @@ def tell_small(args: argparse.Namespace, room: Path) -> None:
         print(f"{tensors:6} tensors of {args.bytes} bytes, us each: {words}  [load {load:.1f}]")
 
 
+def show(report: dict[str, Any]) -> None:
+    figures, load = report["cpu_s_per_gib"], report["load"]
+    for name, seconds in figures.items():
+        share = 100 * seconds / figures["memcpy"]
+        print(f"{name:18} {seconds:5.3f} CPU s/GiB  {share:4.0f} % of memcpy  [load {load:.1f}]")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -162,18 +171,15 @@ def main() -> None:
     parser.add_argument("--tensors", type=int, nargs="+", help="compare small tensors")
     parser.add_argument("--bytes", type=int, default=256, help="of each small tensor")
     args = parser.parse_args()
+    watch = harness.watch()
     with tempfile.TemporaryDirectory(prefix="capture-pass-", dir="/dev/shm") as room:
         if args.tensors:
             tell_small(args, Path(room))
+            harness.tell(watch.end())
             return
         figures = compare(args.mib * MIB, args.rounds, Path(room))
-    load = os.getloadavg()[0]
-    if args.json:
-        print(json.dumps({"mib": args.mib, "cpu_s_per_gib": figures, "load": load}))
-        return
-    for name, seconds in figures.items():
-        share = 100 * seconds / figures["memcpy"]
-        print(f"{name:18} {seconds:5.3f} CPU s/GiB  {share:4.0f} % of memcpy  [load {load:.1f}]")
+    report = {"mib": args.mib, "cpu_s_per_gib": figures, "load": os.getloadavg()[0]}
+    harness.tell(watch.end(), report, args.json, show)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
-from benchmarks.harness import TICKS_PER_S
+from benchmarks import harness
 
 WRITER = """
 import json, os, sys, time
@@ -105,7 +105,7 @@ def dashboard(environ: dict[str, str]) -> Iterator[tuple[int, int]]:
 def cpu_s(pid: int) -> float:
     """Of the process and its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+    return (int(fields[11]) + int(fields[12])) / harness.TICKS_PER_S
 
 
 def share(pid: int, seconds: float) -> float:
@@ -203,8 +203,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0)
     arguments = parser.parse_args()
+    watch = harness.watch()
     for ranks in arguments.ranks or [64]:
         measure(ranks, arguments.steps_per_s, arguments.rounds, arguments.seconds)
+    harness.tell(watch.end())
 
 
 if __name__ == "__main__":

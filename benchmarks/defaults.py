@@ -227,7 +227,7 @@ def measure(seconds: float) -> dict[str, Any]:
     with harness.trained(JOB, RANKS, command, within_s, environ) as home:
         told = [json.loads((home / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
     noise = replace(harness.Noise(**told[0]["noise"]), load_before=load_before)
-    report: dict[str, Any] = {"machine": harness.machine(), "noise": asdict(noise), "ranks": []}
+    report: dict[str, Any] = {"noise": noise, "ranks": []}
     for each in told:
         blocks = [Block(**{**b, "spans_s": tuple(b["spans_s"])}) for b in each["blocks"]]
         rounds = rounds_of(blocks)
@@ -238,7 +238,6 @@ def measure(seconds: float) -> dict[str, Any]:
         if each is told[0]:
             report["cores"] = cores(rounds)
     report["lost"] = told[0]["lost"]
-    report["no_verdict"] = harness.why_no_verdict([noise])
     return report
 
 
@@ -261,11 +260,6 @@ def verdict(report: dict[str, Any]) -> str:
 
 
 def show(report: dict[str, Any]) -> None:
-    noise = report["noise"]
-    print(
-        f"{report['machine']}; load {noise['load_before']:.1f} before, {noise['load_after']:.1f} "
-        f"after, its own among it; others took {noise['others_cores']:.2f} cores"
-    )
     for rank, found in enumerate(report["ranks"]):
         print(
             f"rank {rank}, {found['rounds']} rounds of two blocks of {BLOCK_STEPS} steps, "
@@ -290,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rank_main(args.seconds)
         return
     report = measure(args.seconds)
-    harness.tell(report, args.json, show)
+    harness.tell(report["noise"], report, args.json, show)
 
 
 if __name__ == "__main__":

@@ -406,8 +406,7 @@ def table(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def show(report: dict[str, Any]) -> None:
-    print(f"{report['machine']}; load {report['load_before']:.1f} before, ", end="")
-    print(f"{report['load_after']:.1f} after; {report['ranks']} ranks, seed {report['seed']}")
+    print(f"{report['ranks']} ranks, seed {report['seed']}")
     for site, row in report["recall"].items():
         total = row["changing"]
         print(f"\n{site}: {row['flips']} flips, {total} of them change the state")
@@ -451,8 +450,8 @@ def main() -> None:
         parser.add_argument(given, action="store_true", help=text)
     args = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="keepstep-detection-", dir="/dev/shm"))
-    report: dict[str, Any] = {"machine": harness.machine(), "load_before": os.getloadavg()[0]}
-    report |= {"ranks": args.ranks, "seed": args.seed}
+    report: dict[str, Any] = {"ranks": args.ranks, "seed": args.seed}
+    watch = harness.watch()
     try:
         rows = run("recall", args, directory)
         report["recall"] = table(rows)
@@ -463,8 +462,7 @@ def main() -> None:
     finally:
         with contextlib.suppress(OSError):
             shutil.rmtree(directory)
-    report["load_after"] = os.getloadavg()[0]
-    harness.tell(report, args.json, show)
+    harness.tell(watch.end(), report, args.json, show)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import harness  # beside this file: it is started as a script
+
 from keepstep.cli.log_reading import read_verdict
 
 TOTAL_BYTES = 100_000_000
@@ -64,6 +66,7 @@ def write(folder: Path, line: Callable[[int, random.Random], str]) -> None:
 
 
 def main() -> None:
+    watch = harness.watch()
     for name, line in KINDS.items():
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder), line)
@@ -75,6 +78,7 @@ def main() -> None:
         print(f"{name}: {took_s:.2f} s, {cpu_s:.2f} s of a core; {said}")
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f"memory at most: {peak_kib / 1024:.0f} MiB")
+    harness.tell(watch.end())
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import harness  # beside this file: it is started as a script
 import torch
 from torch import nn
 
@@ -135,11 +136,13 @@ def main() -> None:
     parser.add_argument("--job", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    watch = harness.watch()
     if given.job:
         job(given.tensors[-1], BLOCKS)
-        return
-    for tensors in given.tensors:
-        measure(tensors, given.rounds)
+    else:
+        for tensors in given.tensors:
+            measure(tensors, given.rounds)
+    harness.tell(watch.end())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ verdict.
 In come names, rounds, and what the kernel says of load and CPU; out come an order of turns, a
 `Noise` for each span that was watched, and a sentence that says why there is no verdict; a job
 under `keepstep run`, run to its end; and runs of several ways in turn, printed as they end. It
-measures no contender.
+measures no contender. Every benchmark calls `watch` before it measures and `tell` at its end.
 
 Invariant: a span in which other processes took more than `OTHERS_CORES_LIMIT` cores, or a run that
 began above `LOAD_LIMIT`, never gives a verdict. The load average alone would not do: within a run
@@ -25,9 +25,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 LOAD_LIMIT = 0.5  # of the last minute, when a run begins
@@ -54,28 +56,39 @@ def in_turn(
 ) -> dict[str, Any]:
     """A report of what `one` finds of each way with a seed, the same for all ways of a round.
     args: `rounds`, the first `seed`, and `json`, without which each run is printed as it ends."""
-    report: dict[str, Any] = {"machine": machine(), "load_before": os.getloadavg()[0], "runs": []}
+    report: dict[str, Any] = {"runs": []}
     for seed, row in enumerate(turns(ways, args.rounds), start=args.seed):
         for way in row:
             report["runs"].append(one(way, seed))
             if not args.json:
                 print(f"  {report['runs'][-1]}", flush=True)
-    report["load_after"] = os.getloadavg()[0]
     return report
 
 
-def print_loads(report: dict[str, Any]) -> None:
-    """Of a report of `in_turn`."""
-    print(f"{report['machine']}; load {report['load_before']:.1f} before, ", end="")
-    print(f"{report['load_after']:.1f} after, its own jobs among it")
-
-
-def tell(report: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], None]) -> None:
-    """Print it: for programs, or as `show` does."""
+def tell(
+    noise: Noise,
+    report: Mapping[str, Any] = MappingProxyType({}),
+    as_json: bool = False,
+    show: Callable[[dict[str, Any]], None] = lambda told: None,
+) -> None:
+    """Print it: for programs, or as `show` does (which may have been done while it was measured);
+    with the machine, its load, and why there is no verdict, if there is none."""
+    told = {
+        **report,
+        "machine": machine(),
+        "noise": asdict(noise),
+        "no_verdict": why_no_verdict([noise]),
+    }
     if as_json:
-        json.dump(report, sys.stdout)
-    else:
-        show(report)
+        json.dump(told, sys.stdout)
+        return
+    show(told)
+    print(
+        f"{told['machine']}; load {noise.load_before:.1f} before, {noise.load_after:.1f} after, "
+        f"its own among it; other processes took {noise.others_cores:.2f} cores"
+    )
+    if told["no_verdict"]:
+        print(told["no_verdict"])
 
 
 def median(values: Iterable[float | None]) -> float | None:
@@ -206,6 +219,12 @@ class Watch:
         took_s = max(self._clock() - began_s, 1e-9)
         others = (self._all() - all_before) - (self._own() - own_before)
         return Noise(load_before, self._load(), max(0.0, others / took_s))
+
+
+def watch() -> Watch:
+    """From here on. Our own are this process, what it starts from now on, and what they start."""
+    os.environ[MARK] = mark = uuid.uuid4().hex
+    return Watch(lambda: cpu_s({os.getpid(), *marked(mark)}))
 
 
 def why_no_verdict(noises: Sequence[Noise]) -> str | None:

@@ -58,6 +58,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import harness  # beside this file: it is started as a script
+
 from keepstep.config import job_dir_of
 from keepstep.core.pacing.schedule import Cost, Reserve, plan
 from keepstep.core.wire.traffic import LinkOptions
@@ -787,6 +789,7 @@ def main() -> None:
     rate, rounds = parse_rate(args.rate), 6 if args.quick else args.rounds
     case = make_case(rate, args.iteration_s)
     report: dict[str, Any] = {"cores": os.cpu_count(), "rate_bits_per_s": rate}
+    watch = harness.watch()
     only = args.only or ("schemes" if args.quick else "schemes,parts,overflow,change,ddp")
     for kind in only.split(","):
         load = os.getloadavg()[0]
@@ -808,8 +811,7 @@ def main() -> None:
         report[kind] = found | {"loads": [load, os.getloadavg()[0]]}
         if not args.json:
             show(kind, report[kind])
-    if args.json:
-        print(json.dumps(report))
+    harness.tell(watch.end(), report, args.json)
 
 
 if __name__ == "__main__":

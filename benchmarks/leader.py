@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+import harness  # beside this file: it is started as a script
+
 from keepstep.core.wire.connection import Connection
 from keepstep.core.wire.messages import encode
 from keepstep.core.wire.plausible import flaw_of_peer
@@ -164,8 +166,10 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[128, 1250, 12500])
     parser.add_argument("--steps", type=int, default=5)
     given = parser.parse_args()
+    watch = harness.watch()
     for nodes in given.nodes:
         print(measure(nodes, given.steps), flush=True)
+    harness.tell(watch.end())
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import harness  # beside this file: it is started as a script
+
 from keepstep.core.detection.links import LONG, LinkSide, SlowLink, SlowLinks
 from keepstep.core.wire.streams import StreamLimits
 from keepstep.core.wire.traffic import LinkOptions
@@ -188,7 +190,7 @@ def main() -> None:
         return
     if why := why_no_namespaces():
         sys.exit(why)
-    usual = options.mbit * 10**6
+    usual, watch = options.mbit * 10**6, harness.watch()
     remove(LAB)  # what a killed run has left
     network = Namespaces(LAB, usual)
     children: list[subprocess.Popen[str]] = []
@@ -219,6 +221,7 @@ def main() -> None:
                 print(told, flush=True)
         load = os.getloadavg()[0]
         print(f"{right} of {count} right; {lab.false_alarms} before any fault; load {load:.1f}")
+        harness.tell(watch.end())
     finally:
         for child in children:
             child.kill()

@@ -40,6 +40,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import harness  # beside this file: it is started as a script
+
 from keepstep.core.wire.streams import StreamLimits
 from keepstep.core.wire.traffic import LinkOptions
 from keepstep.edge.net.peers import PeerOptions, Peers
@@ -336,7 +338,7 @@ def main() -> None:
         }
         roles[name](*map(int, numbers))
         return
-    nbytes = given.round_mib * MIB
+    nbytes, watch = given.round_mib * MIB, harness.watch()
     if given.stream_mbit:
         os.environ[PACED] = str(given.stream_mbit)
     with two_nodes(given.mbit):
@@ -354,7 +356,7 @@ def main() -> None:
                 f"{took['back_s']:.1f} s a minute after it is back; no block came more than "
                 f"{took['most_times']:.0f} time"
             )
-    print(f"load average {os.getloadavg()[0]:.1f}")
+    harness.tell(watch.end())
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import harness  # beside this file: it is started as a script
+
 from keepstep.edge.parts.probe import Targets
 from keepstep.edge.parts.prober import targets_to_text
 from keepstep.edge.parts.prober_process import MODULE
@@ -39,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=120.0)
     options = parser.parse_args()
+    watch = harness.watch()
     with tempfile.TemporaryDirectory() as disk:
         targets = Targets(Path("/dev/shm"), Path(disk), os.getpid())
         command = [sys.executable, "-m", MODULE, targets_to_text(targets)]
@@ -67,6 +70,7 @@ def main() -> None:
     for probe, each in sorted(took_ms.items()):
         said = blind.get(probe, "sees")
         print(f"{probe:9} {len(each):4} looks, {statistics.median(each):5.1f} ms each: {said}")
+    harness.tell(watch.end())
 
 
 if __name__ == "__main__":

@@ -15,13 +15,12 @@ of neighbouring blocks' ratios.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
 import statistics
 import time
 from typing import Any
 
+import harness  # beside this file: it is started as a script
 import torch
 from torch import nn
 from wrong_numbers import wilson  # beside this file: it is started as a script
@@ -172,6 +171,15 @@ def told(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def show(report: dict[str, Any]) -> None:
+    print(f"right products are off by {report['fit']:.2f} roundings at most; the limit: ", end="")
+    print(report["roundings"])
+    print(f"{report['clean_steps']} clean steps on other seeds: {report['alarms']} alarms")
+    print("\n".join(told(report["recall"])))
+    spent = report["cost"]
+    print(f"a step of {spent['step_ms']:.1f} ms takes {spent['ratio']:.2f} times as long")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--per-bit", type=int, default=3)
@@ -183,21 +191,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    report: dict[str, Any] = {"load": os.getloadavg()[0], "roundings": products.ROUNDINGS}
+    watch = harness.watch()
+    report: dict[str, Any] = {"roundings": products.ROUNDINGS, "clean_steps": args.clean_steps}
     report["fit"] = fit(range(100, 130), 30)
     report["alarms"] = false_alarms(range(200, 230), args.clean_steps)
     report["recall"] = recall(1, args.per_bit)
     report["cost"] = cost(args.rounds, args.width)
-    if args.json:
-        print(json.dumps(report))
-        return
-    print(f"load {report['load']:.2f}")
-    print(f"right products are off by {report['fit']:.2f} roundings at most; the limit: ", end="")
-    print(report["roundings"])
-    print(f"{args.clean_steps} clean steps on other seeds: {report['alarms']} alarms")
-    print("\n".join(told(report["recall"])))
-    spent = report["cost"]
-    print(f"a step of {spent['step_ms']:.1f} ms takes {spent['ratio']:.2f} times as long")
+    harness.tell(watch.end(), report, args.json, show)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ averages it was measured at.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import random
@@ -50,6 +49,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import harness  # beside this file: it is started as a script
 
 from keepstep.edge.os.journal import JournalTail
 from keepstep.model.events import Event
@@ -450,15 +451,15 @@ def main() -> None:
         parser.error("--mib: torchrun's checkpoint has no room for it; name others with --only")
     if args.quick:
         args.kills, args.rounds = 5, 1
+    watch = harness.watch()
     room = Path(tempfile.mkdtemp(prefix="recovery-", dir="/dev/shm"))
     try:
         lines = measure(args, room)
     finally:
         shutil.rmtree(room, ignore_errors=True)
-    if args.json:
-        print(json.dumps([line.figures() for line in lines]))
-    else:
-        show(lines, args.step_ms, is_large=args.mib >= 1024)
+    report = {"lines": [line.figures() for line in lines]}
+    is_large = args.mib >= 1024
+    harness.tell(watch.end(), report, args.json, lambda _: show(lines, args.step_ms, is_large))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ loaded machine captures take longer.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -32,6 +31,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+import harness  # beside this file: it is started as a script
 
 from keepstep.core.resume.cadence import at_most_lost_steps
 from keepstep.core.resume.cut import cut, holding_of
@@ -83,6 +85,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    watch = harness.watch()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as home:
         behind, period, cost = measure(args, Path(home))
     report = {
@@ -98,11 +101,12 @@ def main() -> None:
         "most_lost_steps": max(cost, default=0),
         "load": os.getloadavg()[0],
     }
-    if args.json:
-        print(json.dumps(report))
-        return
-    for name, value in report.items():
-        print(f"{name:>14}  {value:.3g}")
+
+    def show(_: dict[str, Any]) -> None:
+        for name, value in report.items():
+            print(f"{name:>14}  {value:.3g}")
+
+    harness.tell(watch.end(), report, args.json, show)
 
 
 def measure(args: argparse.Namespace, home: Path) -> tuple[list[int], int, list[int]]:

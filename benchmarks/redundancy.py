@@ -40,7 +40,6 @@ alternate in one run, in the order ABBA.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import statistics
@@ -54,6 +53,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import harness  # beside this file: it is started as a script
 
 from keepstep.core.redundancy.placement import place
 from keepstep.edge.shm.horizon_page import HorizonPage
@@ -654,6 +655,7 @@ def main() -> None:
     why_not = why_no_namespaces()
     rates = [] if why_not else [parse_rate(text) for text in args.rates.split(",") if text]
     report: dict[str, Any] = {"cores": os.cpu_count(), "unshaped": why_not}
+    watch = harness.watch()
     if why_not:
         print(
             f"links are loopback and not shaped, what needs a rate is left out: {why_not}",
@@ -666,8 +668,7 @@ def main() -> None:
         report.setdefault(kind, []).append(figures)
         if not args.json:
             print(f"{kind:8} {line(kind, figures)}  [load {figures['load']:.1f}]", flush=True)
-    if args.json:
-        print(json.dumps(report))
+    harness.tell(watch.end(), report, args.json)
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def main() -> None:
     if args.train:
         train(args.width, args.layers, args.steps, Path(args.train))
         return
-    load = os.getloadavg()[0]
+    watch = harness.watch()
     names = [f"{ranks} {how}" for ranks in RANKS for how in HOW]
     runs: dict[str, list[Mapping[str, float]]] = {name: [] for name in names}
     for row in harness.turns(names, args.rounds):
@@ -163,12 +163,7 @@ def main() -> None:
         ranks, how = name.split()
         medians = {key: statistics.median(one[key] for one in several) for key in several[0]}
         found.append({"ranks": int(ranks), "how": how, **medians})
-    loads = {"load_before": load, "load_after": os.getloadavg()[0]}
-    if args.json:
-        print(json.dumps({"machine": harness.machine(), **loads, "rows": found}, indent=1))
-    else:
-        print(table(found))
-        print(f"{harness.machine()}; load {load:.1f} before, {loads['load_after']:.1f} after")
+    harness.tell(watch.end(), {"rows": found}, args.json, lambda _: print(table(found)))
 
 
 if __name__ == "__main__":

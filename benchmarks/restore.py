@@ -19,6 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import harness  # beside this file: it is started as a script
+
 PROGRAM = """
 import json, os, signal, sys, time
 import torch
@@ -71,6 +73,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     found: dict[str, list[float]] = {}
+    watch = harness.watch()
     for number in range(given.rounds):
         with tempfile.TemporaryDirectory(dir="/dev/shm") as arena:
             places = {
@@ -94,6 +97,7 @@ def main() -> None:
         print({k: round(v, 3) for k, v in took.items()}, f"load {load:.1f}", flush=True)
     words = [f"{k} {statistics.median(v):.3f} ({min(v):.3f})" for k, v in found.items()]
     print(f"{given.mib} MiB, s, median (least): {'; '.join(words)}")
+    harness.tell(watch.end())
 
 
 if __name__ == "__main__":

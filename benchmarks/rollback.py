@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import harness  # beside this file: it is started as a script
 import torch
 
 from keepstep.config import resolve
@@ -102,6 +103,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
+    watch = harness.watch()
     training = Training(given.mib)
     training.step()
     loads, proofs, peaks, kept = [], [], [], []
@@ -127,6 +129,7 @@ def main() -> None:
         f"{min(kept)} of {len(training.addresses())} tensors keep their address; "
         f"load {os.getloadavg()[0]:.1f}"
     )
+    harness.tell(watch.end())
 
 
 if __name__ == "__main__":

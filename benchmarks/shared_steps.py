@@ -83,7 +83,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any], args: argparse.Namespace) -> None:
-    harness.print_loads(report)
     print(
         f"{args.ranks} ranks, {args.total} micro-batches of {args.micro_ms} ms; one at half speed"
     )
@@ -114,8 +113,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
+    watch = harness.watch()
     report = run(args)
-    harness.tell(report, args.json, lambda told: show(told, args))
+    harness.tell(watch.end(), report, args.json, lambda told: show(told, args))
 
 
 if __name__ == "__main__":

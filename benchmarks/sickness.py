@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -74,7 +73,6 @@ def row(kind: str, trials: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, An
 
 
 def run(kinds: Sequence[str], trials: int, seed: int) -> dict[str, Any]:
-    report: dict[str, Any] = {"machine": harness.machine(), "load_before": os.getloadavg()[0]}
     rows = []
     for kind in kinds:
         case, known, found = CASES[kind], None, []
@@ -82,7 +80,7 @@ def run(kinds: Sequence[str], trials: int, seed: int) -> dict[str, Any]:
             found.append(drilled(case, each, known))
             known = found[-1][1]["expected_hash"]
         rows.append(row(kind, found))
-    return {**report, "rows": rows, "load_after": os.getloadavg()[0]}
+    return {"rows": rows}
 
 
 def told(found: dict[str, Any]) -> str:
@@ -98,7 +96,6 @@ def told(found: dict[str, Any]) -> str:
 
 
 def show(report: dict[str, Any]) -> None:
-    harness.print_loads(report)
     for found in report["rows"]:
         print(told(found))
 
@@ -113,8 +110,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     kinds = args.kinds.split(",")
     if unknown := set(kinds) - set(CASES):
         parser.error(f"--kinds: expected some of {', '.join(CASES)}, found {', '.join(unknown)}")
+    watch = harness.watch()
     report = run(kinds, args.trials, args.seed)
-    harness.tell(report, args.json, show)
+    harness.tell(watch.end(), report, args.json, show)
 
 
 if __name__ == "__main__":

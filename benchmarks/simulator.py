@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import time
 from dataclasses import asdict, dataclass
+
+import harness  # beside this file: it is started as a script
 
 from keepstep.core.economics.costs import parse_cluster_policy
 from keepstep.core.economics.planner import plan
@@ -128,13 +129,17 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=128)
     parser.add_argument("--steps", type=int, default=8)
     options = parser.parse_args()
+    watch = harness.watch()
     if options.protocol:
         print(measure_protocol(options.nodes, options.steps))
+        harness.tell(watch.end())
         return
     lines = measure(options.preset, options.seeds, options.days)
-    if options.json:
-        print(json.dumps([asdict(line) for line in lines], indent=2))
-        return
+    report = {"lines": [asdict(line) for line in lines]}
+    harness.tell(watch.end(), report, options.json, lambda _: show(lines, options))
+
+
+def show(lines: list[Line], options: argparse.Namespace) -> None:
     for line in lines:
         print(f"{line.what:8} {line.count:9,}   {line.wall_s:7.3f} s   load {line.load:.1f}")
     total_s = sum(line.wall_s for line in lines if line.what != "plan")

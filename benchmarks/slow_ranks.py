@@ -242,8 +242,7 @@ def agent_cost(ranks: int) -> dict[str, float]:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    report: dict[str, Any] = {"machine": harness.machine(), "load_before": os.getloadavg()[0]}
-    report["marks"] = marks_cost()
+    report: dict[str, Any] = {"marks": marks_cost()}
     report["judge"] = [agent_cost(ranks) for ranks in (2, 8)]
     if args.rounds:
         report["cost"] = cost(args.rounds, args.cost_ms)
@@ -263,13 +262,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 where = args.section[0], args.clean_steps, args.seed, args.compute_ms
                 found = clean(nproc, *where, tells)
                 report["clean"].append({"ranks": nproc, **found})
-    report["load_after"] = os.getloadavg()[0]
     return report
 
 
 def show(report: dict[str, Any]) -> None:
-    print(f"{report['machine']}; load {report['load_before']:.1f} before, ", end="")
-    print(f"{report['load_after']:.1f} after, its own jobs among it")
     for row in report["named"]:
         trials = row["trials"]
         right = sum(trial["right"] for trial in trials)
@@ -319,8 +315,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options(parser)
     args = parser.parse_args(argv)
+    watch = harness.watch()
     report = run(args)
-    harness.tell(report, args.json, show)
+    harness.tell(watch.end(), report, args.json, show)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ import asyncio
 import contextlib
 import gc
 import importlib.util
-import json
 import os
 import shutil
 import statistics
@@ -32,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -321,13 +320,6 @@ def show(report: dict[str, Any]) -> None:
             f"{r['hidden_ms']:11.1f}{ratio:>8}"
         )
     k = report["keepstep"]
-    noise = harness.Noise(**report["noise"])
-    print(
-        f"load {noise.load_before:.1f} to {noise.load_after:.1f}, other processes took "
-        f"{noise.others_cores:.2f} cores"
-    )
-    if refused := harness.why_no_verdict([noise]):
-        print(refused)
     print(
         f"keepstep copies at {k['copy_gbps']:.1f} GB/s, {k['copy_ratio_of_memcpy']:.0%} of a "
         f"memcpy ({k['memcpy_gbps']:.1f} GB/s); "
@@ -353,19 +345,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     os.sched_setaffinity(0, harness.cores(2))
-    os.environ[harness.MARK] = mark = f"stall-{os.getpid()}"  # the keeper's time is our own
-    watch = harness.Watch(lambda: harness.cpu_s({os.getpid(), *harness.marked(mark)}))
+    watch = harness.watch()
     bench = Bench(args)
     try:
         report = bench.run()
-        report["noise"] = asdict(watch.end())
+        noise = watch.end()
     finally:
         with contextlib.suppress(OSError):
             shutil.rmtree(bench.directory)
-    if args.json:
-        print(json.dumps(report))
-    else:
-        show(report)
+    harness.tell(noise, report, args.json, show)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import harness  # beside this file: it is started as a script
+
 from keepstep.config import Settings, resolve
 from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.shm.memory import MEMORY
@@ -107,8 +109,10 @@ def main() -> None:
     given = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a page a rank is held open
+    watch = harness.watch()
     for ranks in given.ranks:
         measure(ranks, given.rounds)
+    harness.tell(watch.end())
 
 
 if __name__ == "__main__":

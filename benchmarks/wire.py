@@ -21,7 +21,6 @@ handler sends back, confirmed both ways, over an idle link and while blocks cros
 from __future__ import annotations
 
 import argparse
-import json
 import mmap
 import multiprocessing
 import os
@@ -33,6 +32,8 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
+
+import harness  # beside this file: it is started as a script
 
 from keepstep.coding.checksum import checksum
 from keepstep.core.wire.streams import StreamLimits
@@ -324,13 +325,16 @@ def main() -> None:
     parser.add_argument("--gbit", type=float, action="append", default=[])
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    watch = harness.watch()
     results = [
         compare(streams, args.block_mib * MIB, args.round_mib * MIB, args.rounds, args.gbit)
         for streams in args.streams or [1, 2]
     ]
-    if args.json:
-        print(json.dumps({"cpus": os.cpu_count(), "results": results}))
-        return
+    report = {"cpus": os.cpu_count(), "results": results}
+    harness.tell(watch.end(), report, args.json, lambda _: show(results, args))
+
+
+def show(results: list[dict[str, Any]], args: argparse.Namespace) -> None:
     for result in results:
         print(
             f"{result['streams']} streams, blocks of {args.block_mib} MiB, medians of "

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import harness  # beside this file: it is started as a script
 from demo_steps import DemoSteps, WrongNumbersSwitch  # beside this file, a script
 
 from keepstep.edge.os.journal import read_journal
@@ -291,7 +292,8 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="keepstep-numbers-") as name:
         room = Path(name)
-        print(f"load {os.getloadavg()[0]:.2f}, {json.dumps(vars(args))}", flush=True)
+        print(json.dumps(vars(args)), flush=True)
+        watch = harness.watch()
         acts = {
             "trials": (trials, 60),
             "devices": (devices, 20),
@@ -301,7 +303,7 @@ def main() -> int:
         }
         act, count = acts[args.what]
         is_right = act(room, args.count or count, args.seed)
-        print(f"load {os.getloadavg()[0]:.2f} at the end")
+        harness.tell(watch.end())
     return 0 if is_right else 1
 
 

@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import harness
 from benchmarks.gpu.frozen import frozen
 from benchmarks.gpu.shares import digests, shares
 from benchmarks.gpu.workload import GB, Trainer, clock, device_times, mark, say
@@ -524,7 +525,9 @@ def main() -> None:
     os.environ.setdefault("KEEPSTEP_JOB", f"gpu-lab-{name}-{os.getpid()}")
     if not torch.cuda.is_available():
         sys.exit("expected a CUDA device, found none")
+    watch = harness.watch()
     EXPERIMENTS[name](*given)
+    harness.tell(watch.end())
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ QUICK = [
     "a lease is taken before it is over",
     "a copy is acknowledged before it is compared",
     "a commit of what is only sealed",
+    "each rank follows its own span",
 ]
 HUNT_S = 1200
 
@@ -50,6 +51,11 @@ def test_the_quickest_are_found(name: str) -> None:
 
 def test_nothing_is_found_where_nothing_is_planted() -> None:
     assert hunt(end=QUICK_SEEDS).wrong == ""
+
+
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.plan], ids=named)
+def test_nothing_is_found_in_the_jobs_of_a_bug_that_is_not_planted(bug: Bug) -> None:
+    assert hunt(bug.name, end=QUICK_SEEDS, planted=False).wrong == ""
 
 
 @pytest.mark.soak

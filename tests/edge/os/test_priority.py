@@ -23,8 +23,9 @@ by_session = pytest.mark.skipif(
 )
 
 
-def shown(program: str, leads: bool = True, nice: int = 0) -> list[list[str]]:
-    """Nice value, whether in idle time, and the session's nice value, at each `show()`.
+def shown(program: str, leads: bool = True, nice: int = 0, says: str = "") -> list[list[str]]:
+    """Nice value, whether in idle time, and the session's nice value, at each `show()`. `says`:
+    what it warns of.
 
     In a new session, which the program leads or a shell: the one that the tests run in may stand
     outside of what the kernel schedules by session.
@@ -37,6 +38,7 @@ def shown(program: str, leads: bool = True, nice: int = 0) -> list[list[str]]:
         text=True,
         check=True,
     )
+    assert says in done.stderr and (says or not done.stderr), done.stderr
     return [line.split() for line in done.stdout.splitlines()]
 
 
@@ -84,6 +86,73 @@ with in_idle_time(patience_s=0.01):
 show()
 """
     assert [line[:2] for line in shown(program)] == [["5", "False"], ["0", "False"]]
+
+
+AS_NOBODY = """
+import ctypes, subprocess, sys, time
+from pathlib import Path
+from keepstep.edge.os import priority
+os.setgid(65534); os.setuid(65534)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, as after exec: /proc/self is its own
+"""
+another_user = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: another user is played")
+
+
+@by_session
+@another_user
+@pytest.mark.parametrize("leads", [True, False])
+def test_without_privilege_a_session_computes_in_idle_time_and_is_back_behind_it(
+    leads: bool,
+) -> None:
+    """The change back comes at once, and the kernel takes one in a tenth of a second."""
+    idle = "19" if leads else "0"
+    program = AS_NOBODY + "with in_idle_time():\n    show()\nshow()"
+    assert shown(program, leads) == [["0", "False", idle], ["0", "False", "0"]]
+
+
+@by_session
+@another_user
+def test_without_privilege_a_session_loses_patience() -> None:
+    program = f"""{AS_NOBODY}
+def group():
+    return AUTOGROUP.read_text().split()[-1]
+with in_idle_time(patience_s=0.05):
+    end_s = time.monotonic() + 10
+    while group() != "5" and time.monotonic() < end_s:
+        time.sleep(0.01)
+    show()
+show()
+"""
+    assert shown(program) == [["0", "False", "5"], ["0", "False", "0"]]
+
+
+@by_session
+@another_user
+def test_a_session_that_cannot_change_says_so_and_one_that_cannot_come_back_ends() -> None:
+    """It would train at the end of the queue from then on."""
+    busy = """
+class Busy(type(AUTOGROUP)):
+    refuses = False
+    def write_text(self, text, *args, **options):
+        if Busy.refuses:
+            raise BlockingIOError(11, "another one has changed just now")
+        return super().write_text(text, *args, **options)
+priority.AUTOGROUP = Busy(AUTOGROUP)
+priority.CHANGE_PAUSE_S = 0.001
+"""
+    at_first = "Busy.refuses = True\nwith in_idle_time():\n    show()\nshow()"
+    assert shown(AS_NOBODY + busy + at_first, says="keeps its priority") == [
+        ["0", "False", "0"],
+        ["0", "False", "0"],
+    ]
+    at_last = """
+try:
+    with in_idle_time():
+        Busy.refuses = True
+except BlockingIOError:
+    print("ends")
+"""
+    assert shown(AS_NOBODY + busy + at_last) == [["ends"]]
 
 
 def test_a_thread_gives_way_alone_and_on_top_of_what_its_process_has() -> None:

@@ -3,6 +3,7 @@ nothing else, and a failure costs a snapshot and nothing more."""
 
 from __future__ import annotations
 
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from keepstep.errors import IdentityError, MemoryBudgetError
 from keepstep.model.events import DEBUG, WARNING
 from keepstep.model.numbers import NotFinite
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp
-from keepstep.model.units import GIB, PAGE_BYTES
+from keepstep.model.units import GIB, MIB, PAGE_BYTES
 from keepstep.model.wire import Part
 from keepstep.runtime.rank.capture import GROW_INLINE_BYTES, Capture
 from keepstep.runtime.rank.commit_view import CommitLook, CommitView, PagesOfOneNode
@@ -571,6 +572,51 @@ def test_what_the_keeper_has_brought_under_a_slot_s_name_is_locked_instead(tmp_p
     for step in range(1, 4):
         trainee.step(step)
     assert trainee.snapshots()[Stamp(3, 1)] == state_after(3)
+    trainee.end()
+
+
+def minor_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def test_slots_that_are_still_the_same_files_are_not_touched_for_the_first_time_again(
+    tmp_path: Path,
+) -> None:
+    """A map made anew takes a fault a page, at the next capture if not at once."""
+    trainee = OnDevice(tmp_path).prepare()
+    state = bytes(8 * MIB)
+    slot_pages = len(state) // PAGE_BYTES
+
+    def saves(first: int) -> None:
+        for step in range(first, first + 6):  # each slot is written, and read for its proof
+            trainee.room.live.state = state
+            trainee.capture.boundary(Stamp(step, 1), 0.5)
+            trainee.room.trainer.run()
+            trainee.room.settle()
+
+    saves(0)  # makes the slots for this state
+    before = minor_faults()
+    saves(6)
+    usual = minor_faults() - before
+    assert usual < slot_pages / 4, "slots in use are mapped"
+    kept = {trainee.capture.slot(n).path: trainee.capture.slot(n) for n in range(2)}
+    replaced = kept[slot_path(trainee.room.options.job_dir, 0, 1)]
+    trainee.locker.calls.clear()
+    path, manifest = replaced.path, replaced.manifest_capacity
+    Slot.create(MEMORY, path, replaced.capacity, manifest).close()
+    before = minor_faults()
+    run_acts(trainee.capture.look_again())
+    assert trainee.capture.slot(0) is kept[slot_path(trainee.room.options.job_dir, 0, 0)]
+    assert [what for what, _ in trainee.locker.calls] == ["unregister", "register"]
+    assert trainee.are_locked()
+    saves(12)
+    spent = minor_faults() - before
+    assert spent < 1.5 * slot_pages + usual, f"{spent} faults, of which one map takes {slot_pages}"
+    run_acts(trainee.capture.look_again())  # nothing is another file
+    assert [what for what, _ in trainee.locker.calls] == ["unregister", "register"]
+    before = minor_faults()
+    saves(18)
+    assert minor_faults() - before < slot_pages / 4
     trainee.end()
 
 

@@ -1,14 +1,18 @@
 """The list of planted bugs: one mistake each that an engineer could make in the product.
 
 Each `<room>.toml` beside this has several `[[bug]]`: `name`; `why` it is a bug; `module`, its path
-in the package; `find`, text that occurs there exactly once; `replace`, what stands there instead.
+in the package; `find`, text that occurs there exactly once; `replace`, what stands there instead;
+and, where it shows only in jobs that the swarm seldom draws, `[bug.plan]`: in what its jobs differ
+from `RunPlan`'s own values.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import keepstep
 
@@ -31,6 +35,7 @@ class Bug:
     module: str
     find: str
     replace: str
+    plan: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:

@@ -3,7 +3,7 @@
 A bug is planted in a process of its own, before anything of the package is imported there:
 `python -m tests.swarm.planted.hunt 0:200 NAME` compiles the module's source with the bug in it, and
 prints a line of JSON: the seed that found it, and what was violated. Without a name nothing is
-planted.
+planted; `--as NAME` runs the jobs that are hunted for that bug without it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,15 @@ class Hunt:
         return self.wrong.partition(":")[0]
 
 
-def hunt(name: str | None = None, first: int = 0, end: int = MAX_SEEDS) -> Hunt:
-    """With that bug planted, in a process of its own. None: with none."""
+def hunt(
+    name: str | None = None, first: int = 0, end: int = MAX_SEEDS, planted: bool = True
+) -> Hunt:
+    """With that bug planted, in a process of its own. None: with none; `planted`: else without it,
+    in the same jobs."""
     command = [sys.executable, "-m", "tests.swarm.planted.hunt", f"{first}:{end}"]
     began_s = time.monotonic()
     done = subprocess.run(
-        command + ([] if name is None else [name]),
+        command + ([] if planted else ["--as"]) + ([] if name is None else [name]),
         cwd=REPOSITORY,
         check=True,
         stdout=subprocess.PIPE,
@@ -92,13 +95,18 @@ def plant(bug: Bug) -> None:
 def main() -> None:
     seeds, *names = sys.argv[1:]
     first, end = map(int, seeds.split(":"))
-    for name in names:
-        plant(bug_called(name))
+    is_planted = "--as" not in names
+    bugs = [bug_called(name) for name in names if name != "--as"]
+    if is_planted:
+        for bug in bugs:
+            plant(bug)
     # only now: it imports the package
+    from keepstep.sim.protocol.job.plan import RunPlan
     from keepstep.sim.protocol.swarm import run
 
+    own = {name: value for bug in bugs for name, value in bug.plan.items()}
     for seed in range(first, end):
-        wrong = run(seed).wrong
+        wrong = run(seed, RunPlan(**own) if own else None).wrong
         if wrong is not None:
             print(json.dumps([seed, wrong, seed + 1 - first]))
             return

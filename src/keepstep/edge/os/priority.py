@@ -9,8 +9,10 @@ whatever its threads are. So who leads a session gives it a nice value, too (sch
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,13 +20,20 @@ AUTOGROUP = Path("/proc/self/autogroup")
 IDLE_NICE = 19
 IMPATIENT_NICE = 5  # about an eighth of a core beside two that are always wanted
 PATIENCE_S = 5.0
+CHANGE_PAUSE_S = 0.11  # the kernel takes a change in 0.1 s, of all that have no privilege
+BACK_TRIES = 20  # who trains at the end of the queue would hold up a job: rather wait two seconds
+
+log = logging.getLogger("keepstep")
 
 
 def give_way(nice: int) -> None:
     """Let other processes compute first, by a nice value of 1 to 19; never above what this process
     had."""
     os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))
-    _nice_session(max(nice, _session_nice()))
+    try:
+        _nice_session(max(nice, _session_nice()))
+    except BlockingIOError as error:
+        log.warning("session of process %d keeps its priority: %s", os.getpid(), error)
 
 
 def give_way_in_thread(nice: int) -> None:
@@ -39,9 +48,13 @@ def give_way_in_thread(nice: int) -> None:
 def in_idle_time(patience_s: float = PATIENCE_S) -> Iterator[None]:
     """Compute only when nobody else wants to; after `patience_s` a little beside the others, or
     where every core is always wanted it would never be done. Without privilege a process could not
-    take its place among the others again afterwards: there it computes beside them from the start.
+    take its own place among the others again afterwards, but its session's it can: whoever leads
+    none computes beside the others from the start.
+
+    Raises BlockingIOError when the session cannot take its place again.
     """
-    if os.geteuid() != 0:
+    is_privileged = os.geteuid() == 0
+    if not (is_privileged or _leads_session()):
         yield
         return
     thread, nice_before = threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0)
@@ -49,14 +62,22 @@ def in_idle_time(patience_s: float = PATIENCE_S) -> Iterator[None]:
     change = threading.Lock()
     is_over = False
 
+    def take_place(least: int) -> None:
+        if is_privileged:
+            _compute_beside(thread, max(nice_before, least))
+        _nice_session(max(session_before, least), BACK_TRIES)
+
     def lose_patience() -> None:
         with change:
             if not is_over:
-                _compute_beside(thread, max(nice_before, IMPATIENT_NICE))
-                _nice_session(max(session_before, IMPATIENT_NICE))
+                take_place(IMPATIENT_NICE)
 
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    _nice_session(IDLE_NICE)
+    if is_privileged:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    try:
+        _nice_session(IDLE_NICE)
+    except BlockingIOError as error:
+        log.warning("session of process %d keeps its priority: %s", os.getpid(), error)
     timer = threading.Timer(patience_s, lose_patience)
     timer.daemon = True
     timer.start()
@@ -66,8 +87,7 @@ def in_idle_time(patience_s: float = PATIENCE_S) -> Iterator[None]:
         timer.cancel()
         with change:
             is_over = True
-            _compute_beside(thread, nice_before)
-            _nice_session(session_before)
+            take_place(-IDLE_NICE - 1)
 
 
 def _compute_beside(thread: int, nice: int) -> None:
@@ -84,8 +104,23 @@ def _session_nice() -> int:
         return 0
 
 
-def _nice_session(nice: int) -> None:
-    """Of the session that this process leads; another's is not ours to change."""
-    if os.getsid(0) == os.getpid():
-        with contextlib.suppress(OSError):  # this kernel does not schedule by session
+def _leads_session() -> bool:
+    """Another's session is not ours to change."""
+    return os.getsid(0) == os.getpid()
+
+
+def _nice_session(nice: int, tries: int = 2) -> None:
+    """Of the session that this process leads. Raises BlockingIOError when others change theirs
+    again and again."""
+    if not _leads_session() or _session_nice() == nice:
+        return
+    for left in reversed(range(tries)):
+        try:
             AUTOGROUP.write_text(str(nice))
+            return
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(CHANGE_PAUSE_S)
+        except OSError:  # this kernel does not schedule by session, or lets nobody here do it
+            return

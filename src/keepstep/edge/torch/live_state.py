@@ -7,6 +7,7 @@ locks slots where the state is on a CUDA device.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
@@ -31,11 +32,13 @@ from keepstep.errors import StoreError
 from keepstep.model.layout import Layout
 from keepstep.model.replicas import Replicas
 from keepstep.model.snapshot import SlotHeader
+from keepstep.model.units import KIB
 from keepstep.ports import Gathered, StateCopy
 
 # A tensor of optimizer state costs its alignment, a manifest entry and a place in the tree.
 TREE_BYTES_PER_TENSOR = 256
-MANIFEST_BYTES_PER_TENSOR = 400
+MANIFEST_BYTES_PER_TENSOR = 400  # of a few; of many those that are there tell how long names are
+FEW_TENSORS_BYTES = 64 * KIB
 TENSORS_PER_PARAMETER = 4  # once the optimizer has its state
 
 
@@ -113,7 +116,8 @@ class TorchState:
     def coming_bytes(self) -> tuple[int, int, str]:
         state = self._protected.gather()
         coming = [predict.coming_bytes(o) for o in self._protected.optimizers]
-        tensors = len(state.items) * (TENSORS_PER_PARAMETER if any(coming) else 1)
+        times = TENSORS_PER_PARAMETER if any(coming) else 1
+        tensors = len(state.items) * times
         known = sum(nbytes or 0 for nbytes in coming)
         payload = state.payload_bytes + known + TREE_BYTES_PER_TENSOR * tensors
         remark = ""
@@ -121,7 +125,9 @@ class TorchState:
             remark = (
                 "; an optimizer's coming state is unknown, its slots may grow after the first step"
             )
-        return payload, MANIFEST_BYTES_PER_TENSOR * tensors, remark
+        manifest = times * len(json.dumps(state.layout.to_json(), separators=(",", ":")))
+        of_few = min(MANIFEST_BYTES_PER_TENSOR * tensors, FEW_TENSORS_BYTES)
+        return payload, max(manifest, of_few), remark
 
     def pin(self, slot: Slot) -> str | None:
         if self._locks is None:

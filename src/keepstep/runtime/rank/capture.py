@@ -130,10 +130,7 @@ class Capture:
     def look_again(self) -> Acts[Holdings]:
         """The keeper has brought a snapshot into one of the slots: prove them all anew."""
         self._clean.clear()
-        for slot in self._slots:
-            slot.close()
-        paths = slot_paths(self._world.memory, self._options.job_dir, self._who.rank)
-        self._slots = [self._open(path) for path in paths]
+        self._slots = self._maker.again(self._slots, self._open)
         return (yield from self.prove())
 
     def slot(self, index: int) -> Slot:

@@ -8,12 +8,13 @@ How many there are, and when, is decided in `core/redundancy/memory_budget.py` a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from weakref import WeakSet
 
 from keepstep.core.redundancy import memory_budget
-from keepstep.edge.shm.slot import Slot, slot_bytes, slot_path
+from keepstep.edge.shm.slot import Slot, slot_bytes, slot_path, slot_paths
 from keepstep.edge.shm.slot_store import SHELVES
 from keepstep.errors import ConfigError
 from keepstep.model.events import WARNING
@@ -88,6 +89,19 @@ class SlotMaker:
     def open(self, path: Path) -> Slot:
         """One that is there. Raises DamageError, OSError."""
         return self._pinned(Slot(self._world.memory, path))
+
+    def again(self, slots: Sequence[Slot], open_slot: Callable[[Path], Slot]) -> list[Slot]:
+        """All of the rank's slots, of which these were there. A map of what is still the same file
+        stays: a new one, and a device's lock of it, cost a touch of each page."""
+        paths = slot_paths(self._world.memory, self._options.job_dir, self._who.rank)
+        kept = {slot.path: slot for slot in slots if slot.path in paths and slot.is_there()}
+        for slot in slots:
+            if slot.path in kept:
+                slot.unlock()
+                self._pinned(slot)  # it may lack more than when it was opened
+            else:
+                slot.close()
+        return [kept.get(path) or open_slot(path) for path in paths]
 
     def pin_kept(self, slot: Slot) -> None:
         """Some of its memory may have been given up, and nothing is under way to it."""
