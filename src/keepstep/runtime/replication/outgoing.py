@@ -17,6 +17,7 @@ from pathlib import Path
 
 from keepstep.core.redundancy.protection import Assignment
 from keepstep.model.messages.peers import CopyOffer
+from keepstep.model.shares import blocks_of
 from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.model.wire import BlockRange, Part, Span
 from keepstep.ports import Clock
@@ -56,6 +57,7 @@ class OutgoingSnapshot:
         self._links, self._clock, self._on_damage = links, clock, on_damage
         self.assignment, self.stamp, self.header = assignment, stamp, header
         self._slot, self._table, self._pin = pin.slot, table, pin
+        self._lacking = blocks_of(header.lacking)
         own = SnapshotSizes(header.payload_bytes, header.manifest_bytes, pin.slot.block_bytes)
         self._sizes = {assignment.rank: own}
         self._is_proven = not assignment.stripe_group
@@ -133,6 +135,7 @@ class OutgoingSnapshot:
             stripe_group=assignment.stripe_group,
             tolerates=assignment.tolerates,
             floor=floor,
+            lacking=header.lacking.hex(),
         )
         self._links.say(delivery.node, offer)
 
@@ -148,14 +151,15 @@ class OutgoingSnapshot:
         """The holder asks for blocks of the payload; False when it was not sent the rest yet."""
         if not delivery.filled:
             return False
-        nbytes = self.header.payload_bytes
-        delivery.waiting.extend(
-            wanted
-            for wanted in ranges
-            if wanted.part is Part.PAYLOAD and wanted.offset + wanted.length <= nbytes
-        )
+        delivery.waiting.extend(wanted for wanted in ranges if self._is_here(wanted))
         self.pump(delivery)
         return True
+
+    def _is_here(self, wanted: BlockRange) -> bool:
+        part, offset, length = wanted
+        size, end = self._slot.block_bytes, offset + length
+        is_within = part is Part.PAYLOAD and end <= self.header.payload_bytes
+        return is_within and self._lacking.isdisjoint(range(offset // size, -(-end // size)))
 
     def refused(self, delivery: Delivery) -> None:
         """The holder has not got it whole. It is asked again when it has given no sign for a

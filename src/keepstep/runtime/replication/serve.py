@@ -158,6 +158,8 @@ class SnapshotServer:
         if slot is not None:
             header = slot.header()
             data = _within(slot.part(part, header), offset, length)
+            if part is Part.PAYLOAD:
+                _check_kept(slot, offset, length)
             if part is Part.PAYLOAD and _is_whole_block(slot, header, offset, length):
                 return data, slot.table(header)[offset // slot.block_bytes]
             return data, None
@@ -217,6 +219,14 @@ class SnapshotServer:
 def _is_whole_block(slot: Slot, header: SlotHeader, offset: int, length: int) -> bool:
     is_whole = length == min(slot.block_bytes, header.payload_bytes - offset)
     return offset % slot.block_bytes == 0 and is_whole
+
+
+def _check_kept(slot: Slot, offset: int, length: int) -> None:
+    """Raises LookupError where the bytes are with another rank: here they read as zeros."""
+    size = slot.block_bytes
+    lacks = slot.lacking().intersection(range(offset // size, -(-(offset + length) // size)))
+    if lacks:
+        raise LookupError(f"{slot.path} lacks block {min(lacks)}, which another rank keeps")
 
 
 def _within(data: memoryview, offset: int, length: int) -> memoryview:
