@@ -276,8 +276,8 @@ class IncomingSnapshot:
             )
         if blocks_of(header.lacking) != self._lacking:
             raise DamageError(
-                f"{self.slot.path}: expected a snapshot that lacks {len(self._lacking)} blocks, found "
-                f"one that lacks {len(blocks_of(header.lacking))}, or others"
+                f"{self.slot.path}: expected a snapshot that lacks {len(self._lacking)} blocks, "
+                f"found one that lacks {len(blocks_of(header.lacking))}, or others"
             )
         table = bytes(self._memory[Part.TABLE])
         if checksum(table) != header.table_checksum:

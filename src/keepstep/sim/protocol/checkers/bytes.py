@@ -64,15 +64,15 @@ class NoWrongBytes(Checker):
         rank, stamp = message.rank, message.stamp
         machine = links.process.machine
         inspection = Inspection(machine, self.job.around.settings.job_dir)
-        copies = [
-            payload
-            for _, header, payload, _ in inspection.proven("held", rank)
-            if header.stamp == stamp
-        ]
+        copies = inspection.copies(rank, stamp)
         if copies:
             oracle = self.job.around.oracle
-            expected = oracle.state(rank, stamp)
-            if any(payload[: oracle.nbytes(rank)] != expected for payload in copies):
+            expected, nbytes = oracle.state(rank, stamp), oracle.nbytes(rank)
+            if any(
+                data[: max(0, nbytes - at)] != expected[at : at + len(data)]
+                for kept in copies
+                for at, data in kept
+            ):
                 self.violated(
                     f"machine {machine.number} acknowledges {stamp} of rank {rank}, and "
                     "holds other bytes"
