@@ -28,7 +28,6 @@ from keepstep.model.events import WARNING
 from keepstep.model.layout import Layout
 from keepstep.model.shares import Share, blocks_of
 from keepstep.model.snapshot import RankStatus, SlotState, Stamp
-from keepstep.model.topology import Copies, NoRedundancy, parse_policy
 from keepstep.model.units import human_bytes
 from keepstep.ports import Acts, Gathered
 from keepstep.runtime.rank.guarded import FailedWork, guarded
@@ -414,11 +413,6 @@ def _why_not(options: RankOptions, who: RankIdentity) -> str:
         return "neither LOCAL_RANK nor SLURM_LOCALID says which ranks live on this node"
     if options.slots == 1:
         return "with one slot a rank overwrites what others on its node would lean on"
-    if not isinstance(parse_policy(options.redundancy), (Copies, NoRedundancy)):
-        return (
-            f"with redundancy {options.redundancy} parities may be computed over all of each "
-            "rank's snapshot; with copies:M what is sent is what each keeps"
-        )
     return ""
 
 

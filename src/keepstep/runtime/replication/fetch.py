@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
 
+from keepstep.core.redundancy.kept import Kept, kept_of
 from keepstep.core.redundancy.stripes import (
     Combine,
     Piece,
@@ -36,6 +37,7 @@ from keepstep.model.wire import BlockRange, Part
 from keepstep.ports import Memory
 from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.decode import PayloadDecoder
+from keepstep.runtime.replication.encode import sizes_of_header
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.peer_inbox import BlockTaker
 from keepstep.runtime.replication.receive import (
@@ -249,26 +251,31 @@ class Fetch:
 
     def _by_decoding(self) -> Generator[None, None, None]:
         header, capacity = yield from self._header_of(self._rank)
-        sizes = {self._rank: header.payload_bytes}
+        size = self._memory.block_bytes
+        sizes = {self._rank: sizes_of_header(header, size).kept_bytes}
         for rank in self.source.stripe_group:
             if rank != self._rank:
-                sizes[rank] = (yield from self._header_of(rank))[0].payload_bytes
+                other, _ = yield from self._header_of(rank)
+                sizes[rank] = sizes_of_header(other, size).kept_bytes
         incoming = yield from self._make_slot(header, capacity)
         small = [range_ for range_ in self._ranges_of(header) if range_.part is not Part.PAYLOAD]
         self._want(self._nodes[0], [(self._rank, r) for r in small])
         group, tolerates = self.source.stripe_group, self.source.tolerates
         nbytes = [sizes[rank] for rank in group]
         stripes = stripes_of_snapshots(group, tolerates, nbytes, self._memory.block_bytes)
-        yield from self._decode(stripes, incoming)
+        kept = kept_of(header.payload_bytes, size, header.lacking)
+        yield from self._decode(stripes, incoming, kept)
         for range_ in small:
             while not self._ranges.has(self._rank, range_):
                 yield
             incoming.put(range_, self._ranges.take(self._rank, range_))
         incoming.seal(self._job_hash)
 
-    def _decode(self, stripes: Stripes, incoming: IncomingSnapshot) -> Generator[None, None, None]:
+    def _decode(
+        self, stripes: Stripes, incoming: IncomingSnapshot, kept: Kept
+    ) -> Generator[None, None, None]:
         steps = self._steps(stripes)
-        decoder = PayloadDecoder(stripes, incoming)
+        decoder = PayloadDecoder(stripes, incoming, kept)
         ahead: deque[Combine] = deque()
         while True:
             for step in islice(steps, STEPS_AHEAD - len(ahead)):
@@ -422,7 +429,7 @@ class Fetch:
 
 
 def _range(piece: Piece) -> BlockRange:
-    part = Part.PAYLOAD if piece.region is StripeRegion.DATA else Part.PARITY
+    part = Part.KEPT if piece.region is StripeRegion.DATA else Part.PARITY
     return BlockRange(part, piece.start, piece.nbytes)
 
 

@@ -15,13 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from keepstep.core.redundancy.kept import kept_of
 from keepstep.core.redundancy.protection import Assignment
 from keepstep.model.messages.peers import CopyOffer
 from keepstep.model.shares import blocks_of
 from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.model.wire import BlockRange, Part, Span
 from keepstep.ports import Clock
-from keepstep.runtime.replication.encode import SnapshotSizes, ranges_for
+from keepstep.runtime.replication.encode import SnapshotSizes, ranges_for, sizes_of_header
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.receive import meta_ranges_of
 from keepstep.runtime.slot_locks import Pin
@@ -58,8 +59,8 @@ class OutgoingSnapshot:
         self.assignment, self.stamp, self.header = assignment, stamp, header
         self._slot, self._table, self._pin = pin.slot, table, pin
         self._lacking = blocks_of(header.lacking)
-        own = SnapshotSizes(header.payload_bytes, header.manifest_bytes, pin.slot.block_bytes)
-        self._sizes = {assignment.rank: own}
+        self._kept = kept_of(header.payload_bytes, pin.slot.block_bytes, header.lacking)
+        self._sizes = {assignment.rank: sizes_of_header(header, pin.slot.block_bytes)}
         self._is_proven = not assignment.stripe_group
         self.deliveries = {node: Delivery(node) for node in assignment.holders}
 
@@ -192,8 +193,8 @@ class OutgoingSnapshot:
         """What goes into the parity that the group's member on that node keeps."""
         assignment, sizes = self.assignment, self._sizes
         node_of = self._links.mesh.node_of
-        payload_bytes = {rank: known.payload_bytes for rank, known in sizes.items()}
-        stripes = assignment.stripes(payload_bytes, self._slot.block_bytes)
+        kept_bytes = {rank: known.kept_bytes for rank, known in sizes.items()}
+        stripes = assignment.stripes(kept_bytes, self._slot.block_bytes)
         keeper = next(rank for rank in assignment.stripe_group if node_of[rank] == node)
         return ranges_for(stripes, sizes[assignment.rank], assignment.rank, keeper)
 
@@ -201,7 +202,7 @@ class OutgoingSnapshot:
         """Hand the link what it takes. When it takes no more, somebody says when it does again."""
         while delivery.waiting:
             part, offset, length = delivery.waiting[0]
-            source = self._slot.part(part, self.header)[offset : offset + length]
+            source = self._bytes_of(part, offset, length)
             span = Span(self.assignment.rank, self.stamp, part, offset, length)
             self._pin.take()
             checksum = self._checksum_of(part, offset, length)
@@ -211,8 +212,16 @@ class OutgoingSnapshot:
                 return
             delivery.waiting.popleft()
 
+    def _bytes_of(self, part: Part, offset: int, length: int) -> memoryview:
+        if self.assignment.stripe_group and part is Part.PAYLOAD:
+            return self._slot.kept(self._kept, offset, length)
+        return self._slot.part(part, self.header)[offset : offset + length]
+
     def _checksum_of(self, part: Part, offset: int, length: int) -> int | None:
         """Of a whole block of the payload, as the table names it."""
+        if self.assignment.stripe_group and part is Part.PAYLOAD:
+            block = self._kept.block_at(offset, length)
+            return None if block is None else self._table[block]
         block_bytes = self._slot.block_bytes
         is_whole = length == min(block_bytes, self.header.payload_bytes - offset)
         if part is Part.PAYLOAD and offset % block_bytes == 0 and is_whole:

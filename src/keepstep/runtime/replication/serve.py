@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepstep.coding.checksum import checksum
+from keepstep.core.redundancy.kept import kept_of
 from keepstep.edge.shm.slot import Slot
 from keepstep.errors import DamageError
 from keepstep.model.messages.peers import CopyUnavailable
@@ -157,6 +158,8 @@ class SnapshotServer:
         slot = self._snapshot(rank, stamp)
         if slot is not None:
             header = slot.header()
+            if part is Part.KEPT:
+                return _find_kept(slot, header, offset, length)
             data = _within(slot.part(part, header), offset, length)
             if part is Part.PAYLOAD:
                 _check_kept(slot, offset, length)
@@ -219,6 +222,18 @@ class SnapshotServer:
 def _is_whole_block(slot: Slot, header: SlotHeader, offset: int, length: int) -> bool:
     is_whole = length == min(slot.block_bytes, header.payload_bytes - offset)
     return offset % slot.block_bytes == 0 and is_whole
+
+
+def _find_kept(
+    slot: Slot, header: SlotHeader, offset: int, length: int
+) -> tuple[memoryview, int | None]:
+    kept = kept_of(header.payload_bytes, slot.block_bytes, header.lacking)
+    if offset + length > kept.nbytes:
+        raise LookupError(
+            f"expected a range within {kept.nbytes} bytes, found {offset} to {offset + length}"
+        )
+    block = kept.block_at(offset, length)
+    return slot.kept(kept, offset, length), None if block is None else slot.table(header)[block]
 
 
 def _check_kept(slot: Slot, offset: int, length: int) -> None:
