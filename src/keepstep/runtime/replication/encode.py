@@ -24,7 +24,7 @@ from keepstep.coding.checksum import checksum
 from keepstep.coding.reed_solomon import solve
 from keepstep.core.redundancy.stripes import Stripes, contribution, stripes_of_snapshots
 from keepstep.edge.shm.slot import Slot, table_bytes
-from keepstep.edge.shm.slot_header import parse_page
+from keepstep.edge.shm.slot_header import MOST_BLOCKS, parse_page
 from keepstep.errors import DamageError
 from keepstep.model.decoding import a_count, an_object, counts, decoding, from_json
 from keepstep.model.messages.peers import CopyOffer
@@ -74,6 +74,15 @@ class ParityContents:
         return self.stripes.parity_bytes + sum(
             PAGE_BYTES + s.table_bytes + s.manifest_bytes for _, s in self.metas.values()
         )
+
+    @property
+    def beyond(self) -> frozenset[int]:
+        """The blocks of its slot that no byte of it is in, where members share what they have: it
+        was larger before they did. Elsewhere none: sizes grow and shrink a little."""
+        sizes = [known for _, known in self.metas.values()]
+        if not any(known.lacking_blocks for known in sizes):
+            return frozenset()
+        return frozenset(range(-(-self.nbytes // sizes[0].block_bytes), MOST_BLOCKS))
 
     def where(self, rank: int, part: Part) -> tuple[int, int]:
         """(offset in the slot's payload, bytes) of a member's header, table or manifest. Raises

@@ -113,6 +113,7 @@ class ParityHolder:
             contents.nbytes,
             manifest_bytes + manifest_bytes // 4,
             lambda slot: self._encode(mine, contents, offers, slot),
+            contents.beyond,
         )
 
     def _encode(
@@ -120,6 +121,7 @@ class ParityHolder:
     ) -> None:
         stamp = offers[0].stamp
         slot.begin(self._job_hash, mine, self._links.mesh.world_size, 0, stamp)
+        slot.shed(contents.beyond.intersection(range(-(-slot.capacity // slot.block_bytes))))
 
         def on_whole() -> None:
             self._links.call_in_loop(lambda: self._encoded(mine, encoding, offers))
