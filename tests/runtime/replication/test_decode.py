@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from keepstep.coding.checksum import checksum
 from keepstep.coding.reed_solomon import rebuild, solve
-from keepstep.core.redundancy.kept import Kept
 from keepstep.core.redundancy.stripes import (
     Combine,
     Piece,
@@ -20,6 +19,7 @@ from keepstep.core.redundancy.stripes import (
     stripes_of_snapshots,
 )
 from keepstep.edge.shm.slot import Slot, slot_path
+from keepstep.model.kept import KeptBlocks
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import BlockRange, Part
 from keepstep.runtime.replication.decode import PayloadDecoder
@@ -77,7 +77,7 @@ def test_the_lost_payload_and_the_checksums_of_its_blocks(
     payload_bytes = sizes[0] + len(lacking) * BLOCK_BYTES
     slot = Slot.create(memory, slot_path(JOB_DIR, 0, 0), payload_bytes, 100)
     incoming = Told(slot, payload_bytes)
-    decoder = PayloadDecoder(stripes, incoming, Kept(payload_bytes, BLOCK_BYTES, lacking))
+    decoder = PayloadDecoder(stripes, incoming, KeptBlocks(payload_bytes, BLOCK_BYTES, lacking))
     for combine in decode_plan(stripes, [0], 0):
         if combine.targets[0].region is StripeRegion.DATA:
             for step in chunks(combine, step_bytes):

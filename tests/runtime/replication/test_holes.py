@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import pytest
 
 from keepstep.coding.checksum import checksum
-from keepstep.core.redundancy.kept import kept_of
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.errors import DamageError
+from keepstep.model.kept import kept_of
 from keepstep.model.shares import Share
 from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.ports import Memory

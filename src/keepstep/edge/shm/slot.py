@@ -34,7 +34,6 @@ from keepstep.coding.checksum import (
     pack_table,
     unpack_table,
 )
-from keepstep.core.redundancy.kept import Kept
 from keepstep.edge.shm.slot_header import (
     CHECK_AT,
     EMPTY,
@@ -48,6 +47,7 @@ from keepstep.edge.shm.slot_header import (
     would_be_sound,
 )
 from keepstep.errors import DamageError, IdentityError
+from keepstep.model.kept import KeptBlocks
 from keepstep.model.layout import Layout, layout_from_text
 from keepstep.model.shares import Share, bits_of, blocks_of, runs_of
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
@@ -319,7 +319,7 @@ class Slot:
         stretches.append((self._region, end, len(self._region.view) - end))
         return Slot(self._memory, self.path, self._memory.join(stretches), table)
 
-    def kept(self, of: Kept, at: int, nbytes: int) -> memoryview:
+    def kept(self, of: KeptBlocks, at: int, nbytes: int) -> memoryview:
         """These bytes of what is kept of the payload: a copy of them where they are not in one
         place."""
         runs = [self.payload[begin : begin + count] for begin, count in of.stretches(at, nbytes)]

@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from keepstep.coding.checksum import running_checksum
-from keepstep.core.redundancy.kept import Kept
 from keepstep.core.redundancy.stripes import Combine, Stripes
+from keepstep.model.kept import KeptBlocks
 from keepstep.model.wire import BlockRange, Part
 from keepstep.runtime.replication.receive import IncomingSnapshot
 
 
 class PayloadDecoder:
     """Into `incoming`, from the first byte that it keeps to its last: the targets of the steps lie
-    one behind the other, without what the snapshot lacks (`Kept`)."""
+    one behind the other, without what the snapshot lacks (`KeptBlocks`)."""
 
-    def __init__(self, stripes: Stripes, incoming: IncomingSnapshot, kept: Kept) -> None:
+    def __init__(self, stripes: Stripes, incoming: IncomingSnapshot, kept: KeptBlocks) -> None:
         self._stripes = stripes
         self._incoming = incoming
         self._payload = incoming.payload

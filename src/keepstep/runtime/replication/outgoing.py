@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keepstep.core.redundancy.kept import kept_of
 from keepstep.core.redundancy.protection import Assignment
+from keepstep.model.kept import kept_of
 from keepstep.model.messages.peers import CopyOffer
 from keepstep.model.shares import blocks_of
 from keepstep.model.snapshot import SlotHeader, Stamp

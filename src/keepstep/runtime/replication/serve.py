@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepstep.coding.checksum import checksum
-from keepstep.core.redundancy.kept import kept_of
 from keepstep.edge.shm.slot import Slot
 from keepstep.errors import DamageError
+from keepstep.model.kept import kept_of
 from keepstep.model.messages.peers import CopyUnavailable
 from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.model.wire import BlockRange, Part, Span

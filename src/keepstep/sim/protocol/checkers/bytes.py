@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from keepstep.core.redundancy.kept import kept_of
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.shm.slot_header import parse_page
+from keepstep.model.kept import kept_of
 from keepstep.model.messages.peers import CopyAcked, MeshMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Part, Span

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.redundancy.kept import Kept, kept_of
+from keepstep.model.kept import KeptBlocks, kept_of
 from keepstep.model.shares import bits_of
 
 
@@ -40,7 +40,7 @@ def test_a_whole_block_is_known_by_its_number_and_nothing_else_is(
     snapshot: tuple[bytes, int, frozenset[int]],
 ) -> None:
     payload, size, lacking = snapshot
-    kept = Kept(len(payload), size, lacking)
+    kept = KeptBlocks(len(payload), size, lacking)
     for index, block in enumerate(kept.blocks):
         nbytes = min(size, len(payload) - block * size)
         assert block not in lacking and kept.block_at(index * size, nbytes) == block

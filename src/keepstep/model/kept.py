@@ -17,7 +17,7 @@ from keepstep.model.shares import blocks_of
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptBlocks:
     """Of one payload. Offsets `at` count what is kept alone."""
 
     payload_bytes: int
@@ -56,9 +56,9 @@ class Kept:
 
 
 @lru_cache(maxsize=1 << 6)  # slots keep their holes
-def kept_of(payload_bytes: int, block_bytes: int, lacking: bytes) -> Kept:
+def kept_of(payload_bytes: int, block_bytes: int, lacking: bytes) -> KeptBlocks:
     """`lacking`: as a slot's header tells it. Raises ValueError where it cannot be so."""
     lacks = blocks_of(lacking)
     if max(lacks, default=-1) >= payload_bytes // block_bytes:
         raise ValueError(f"{payload_bytes} bytes in blocks of {block_bytes} lack {max(lacks)}")
-    return Kept(payload_bytes, block_bytes, lacks)
+    return KeptBlocks(payload_bytes, block_bytes, lacks)
