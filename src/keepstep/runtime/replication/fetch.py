@@ -272,7 +272,7 @@ class Fetch:
         incoming.seal(self._job_hash)
 
     def _decode(
-        self, stripes: Stripes, incoming: IncomingSnapshot, kept: Kept
+        self, stripes: Stripes, incoming: IncomingSnapshot, kept: KeptBlocks
     ) -> Generator[None, None, None]:
         steps = self._steps(stripes)
         decoder = PayloadDecoder(stripes, incoming, kept)
