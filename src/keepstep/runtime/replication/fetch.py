@@ -27,7 +27,7 @@ from keepstep.core.redundancy.stripes import (
 from keepstep.edge.shm.slot import Slot, rank_dir, slot_path, slot_paths
 from keepstep.edge.shm.slot_header import capacity_of, parse_page
 from keepstep.errors import DamageError, MemoryBudgetError
-from keepstep.model.kept import kept_of
+from keepstep.model.kept import KeptBlocks, kept_of
 from keepstep.model.messages.peers import FetchRanges, SnapshotUnproven
 from keepstep.model.restore_sources import RestoreSource
 from keepstep.model.shares import blocks_of, runs_of
