@@ -547,7 +547,8 @@ class Options(Generic[Unset, Directory]):
         check=Check("off or node", lambda value: value in ("off", "node")),
         topic=Topic.SNAPSHOTS,
         help="node: of what replicas on one node have in common each copies and keeps its share, "
-        "and the checksums of all. off: each rank keeps all of its own.",
+        "and the checksums of all; other nodes hold these shares. off: each rank keeps all of its "
+        "own.",
         example="node",
         metavar="off|node",
     )

@@ -11,14 +11,16 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
+from keepstep.model.bounds import Checksum, Rank
+
 
 class Share(NamedTuple):
     """Of one snapshot of a rank that shares. `digest`: of the checksums of all blocks that are
     shared; replicas of one step tell the same. `ranks`: so many have to tell it, this one among
     them, or what this rank does not keep is nowhere; 0 where it keeps everything itself."""
 
-    digest: int
-    ranks: int
+    digest: Checksum
+    ranks: Rank
 
 
 def is_same_share(one: Share | None, other: Share | None) -> bool:

@@ -35,6 +35,7 @@ class Part(IntEnum):
     HEADER = 3
     PARITY = 4
     META = 5  # header page, table and manifest, one behind the other
+    KEPT = 6  # of the payload, what the slot does not lack, one block behind the other
 
 
 class Refusal(IntEnum):

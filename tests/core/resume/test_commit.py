@@ -33,6 +33,7 @@ from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER
 from keepstep.model.replicas import ReplicaDifference
+from keepstep.model.shares import Share
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.model.topology import Copies, NoRedundancy, Parity, ReedSolomon, Scheme
 from tests.core.protocol_model import (
@@ -867,3 +868,48 @@ def test_what_is_only_to_be_told_is_committed() -> None:
     horizon = commit.report(told, Horizon(1))
     assert horizon is not None and horizon.committed == Stamp(5, 1)
     assert horizon.difference == ReplicaDifference(Stamp(5, 1), (0, 1), 2, False, False)
+
+
+# ----------------------------------------------------------------------------------------------
+# replicas that share
+
+
+def sharer(rank: int, steps: Iterable[int], wrong: Iterable[int] = ()) -> RankFacts:
+    """A rank that has sealed these steps, of which its node's other one keeps half; `wrong`: those
+    at which the two differ."""
+    stamps = tuple(Stamp(step, 1) for step in sorted(steps))
+    told = [
+        (s, Share(100 * (rank // 2) + s.step + (7 if s.step in wrong else 0), 2)) for s in stamps
+    ]
+    own = Holding(frozenset(stamps), None, max(steps), shares=tuple(told))
+    return RankFacts(rank, own, frozenset(stamps[:-1]))
+
+
+def test_a_step_of_which_a_part_is_with_nobody_is_no_target_and_hopeless() -> None:
+    commit = Commit(4, 1)
+    alike = [sharer(rank, [4, 5]) for rank in range(4)]
+    horizon = commit.report(alike, Horizon(1))
+    assert horizon is not None and horizon.committed == Stamp(4, 1)
+    assert horizon.target == Stamp(5, 1) and not horizon.is_hopeless(Stamp(5, 1))
+    commit = Commit(4, 1)
+    astray = [sharer(rank, [4, 5], [5] if rank == 3 else []) for rank in range(4)]
+    horizon = commit.report(astray, Horizon(1))
+    assert horizon is not None and horizon.committed == Stamp(4, 1)
+    assert horizon.target is None and horizon.is_hopeless(Stamp(5, 1))
+    assert commit.held() == {Stamp(4, 1)}
+
+
+def test_nor_is_it_committed_where_what_is_sealed_counts_as_protected() -> None:
+    commit = Commit(2, 1)
+    facts = [sharer(rank, [4, 5], [5] if rank else []) for rank in range(2)]
+    horizon = commit.report([f._replace(protected=f.own.sealed) for f in facts], Horizon(1))
+    assert horizon is not None and horizon.committed == Stamp(4, 1)
+
+
+def test_of_ranks_that_tell_the_same_each_counts() -> None:
+    """They are counted as one kind."""
+    commit = Commit(3, 1)
+    held = Stamp(4, 1)
+    own = Holding(frozenset([held]), None, 4, shares=((held, Share(9, 3)),))
+    horizon = commit.report([RankFacts(rank, own) for rank in range(3)], Horizon(1))
+    assert horizon is not None and horizon.target == held

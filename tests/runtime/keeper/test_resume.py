@@ -288,7 +288,7 @@ def test_who_asks_once_more_is_handed_the_same_offer_again() -> None:
     host.resume.receive(offer(1, lacking=(3,)))
     host.join(3)
     host.resume.receive(offer(1, lacking=(3,)))
-    assert host.of(StateOffered) == [2] and len(nodes.fetching) == 2
+    assert host.of(StateOffered) == [] and len(nodes.fetching) == 2
     nodes.fetching[-1][2](None)
     assert host.of(StateOffered) == [2, 3]
 
@@ -325,10 +325,11 @@ def test_who_trains_by_a_permission_does_not_wait_in_the_next_mesh() -> None:
     assert not [join for join in nodes.heard if isinstance(join, RankJoined)]
 
 
-def test_who_lacks_it_is_offered_it_once_it_is_here() -> None:
+def test_all_are_offered_it_once_what_one_of_them_lacks_is_here() -> None:
+    """Where they share a snapshot, the others lean on what is being fetched."""
     host, nodes = following()
     host.resume.receive(offer(1, lacking=(3,)))
-    assert host.of(StateOffered) == [2]
+    assert host.of(StateOffered) == []
     assert [set(sources) for sources in nodes.linked] == [{3}]
     [(rank, stamp, then)] = nodes.fetching
     assert (rank, stamp) == (3, STAMP)
@@ -338,9 +339,12 @@ def test_who_lacks_it_is_offered_it_once_it_is_here() -> None:
 
 def test_what_cannot_be_fetched_is_a_failure_of_its_rank() -> None:
     host, nodes = following()
-    host.resume.receive(offer(1, lacking=(3,)))
-    nodes.fetching[0][2]("nobody has it")
+    host.resume.receive(offer(1, lacking=(2, 3)))
+    nodes.fetching[0][2](None)
+    assert host.of(StateOffered) == []
+    nodes.fetching[1][2]("nobody has it")
     assert nodes.heard == [StateUnusable(3, 1, "nobody has it")]
+    assert host.of(StateOffered) == [2]
     assert [event.data["rank"] for event in host.journal.of("restore-failed")] == [3]
 
 

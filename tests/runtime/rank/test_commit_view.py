@@ -73,6 +73,15 @@ def test_with_many_nodes_the_leaders_word_counts_in_its_epoch(tmp_path: Path) ->
     view.close()
 
 
+def test_with_many_nodes_those_who_share_see_their_nodes_pages_besides(tmp_path: Path) -> None:
+    pages = [publish(tmp_path, rank, 4, [5], 5) for rank in (2, 3)]
+    alone, view = LeadersWord(MEMORY, tmp_path), LeadersWord(MEMORY, tmp_path, range(2, 4))
+    assert [page.rank for page in view.look(1).pages] == [2, 3] and not alone.look(1).pages
+    assert view.look(1).horizon is None, "what they hold is no word of the leader's"
+    for each in (alone, view, *pages):
+        each.close()
+
+
 def test_the_slowest_rank_sets_the_period_and_nobody_agrees_with_himself(tmp_path: Path) -> None:
     first, second = (publish(tmp_path, rank, 2, [0], 0) for rank in range(2))
     view = PagesOfOneNode(MEMORY, tmp_path, 2)

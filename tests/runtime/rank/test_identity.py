@@ -42,6 +42,16 @@ def test_a_process_group_knows_and_the_launcher_says_how_many_are_here(
     assert found.has_many_nodes == (here < ranks) and found.uid == os.getuid()
 
 
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "SLURM_LOCALID"])
+def test_which_ranks_are_neighbours_is_said_by_the_launcher(name: str) -> None:
+    environ = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", name: "1"}
+    assert identity_of("j", Path("/"), environ, None, nobody).node_ranks == range(4, 8)
+    del environ[name]
+    assert not identity_of("j", Path("/"), environ, None, nobody).node_ranks
+    alone = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
+    assert identity_of("j", Path("/"), alone, None, nobody).node_ranks == range(8)
+
+
 def test_where_nobody_says_how_many_are_here_all_ranks_are_asked(tmp_path: Path) -> None:
     def gather(mine: Any) -> list[Any]:
         return [mine, ("another boot", 1, 2), mine]

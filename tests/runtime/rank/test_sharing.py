@@ -23,7 +23,8 @@ from keepstep.model.replicas import Replicas
 from keepstep.model.snapshot import Stamp
 from keepstep.runtime.rank.capture import OBJECTS_SLACK_BYTES, Capture
 from keepstep.runtime.rank.commit_view import PagesOfOneNode
-from keepstep.runtime.rank.sharing import PAUSE_STEPS
+from keepstep.runtime.rank.sharing import PAUSE_STEPS, shared_among
+from keepstep.runtime.rank.world import RankIdentity
 from tests.runtime.fakes import RankRoom
 
 BLOCK_BYTES = 4096
@@ -442,3 +443,14 @@ def test_whatever_happens_what_all_pages_call_common_can_be_put_together(
     for replica in node.replicas:
         replica.astray = None
     node.close()
+
+
+def test_with_several_nodes_those_of_a_node_share(tmp_path: Path) -> None:
+    options = replace(RankRoom(tmp_path).options, share_replicas="node")
+    of_four = RankIdentity("j", 1, 3, 4, 2, local_rank=1)
+    assert shared_among(options, of_four) == range(2, 4)
+    assert shared_among(options, RankIdentity("j", 1, 3, 4, 4)) == range(4)
+    assert not shared_among(replace(options, share_replicas="off"), of_four)
+    assert not shared_among(replace(options, slots=1), of_four), "others would lean on what goes"
+    assert not shared_among(options, replace(of_four, local_rank=None)), "whose neighbour it is"
+    assert not shared_among(options, RankIdentity("j", 1, 3, 4, 1, local_rank=0))

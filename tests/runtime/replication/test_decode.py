@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.coding.checksum import block_checksums
+from keepstep.coding.checksum import checksum
 from keepstep.coding.reed_solomon import rebuild, solve
 from keepstep.core.redundancy.stripes import (
     Combine,
@@ -19,6 +19,7 @@ from keepstep.core.redundancy.stripes import (
     stripes_of_snapshots,
 )
 from keepstep.edge.shm.slot import Slot, slot_path
+from keepstep.model.kept import KeptBlocks
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import BlockRange, Part
 from keepstep.runtime.replication.decode import PayloadDecoder
@@ -52,10 +53,12 @@ def sources_of(
 @given(
     sizes=st.lists(st.integers(1, 5 * BLOCK_BYTES), min_size=2, max_size=5),
     step_bytes=st.integers(1, 3 * BLOCK_BYTES),
+    lacking=st.frozensets(st.integers(0, 5), max_size=4),
 )
 def test_the_lost_payload_and_the_checksums_of_its_blocks(
-    sizes: list[int], step_bytes: int
+    sizes: list[int], step_bytes: int, lacking: frozenset[int]
 ) -> None:
+    """Of those that it keeps: what it lacks is in no parity."""
     chance = random.Random(f"{sizes}")
     data = {rank: chance.randbytes(nbytes) for rank, nbytes in enumerate(sizes)}
     stripes = stripes_of_snapshots(range(len(sizes)), 1, sizes)
@@ -68,20 +71,26 @@ def test_the_lost_payload_and_the_checksums_of_its_blocks(
         sources = [bytearray(data[p.member][p.start : p.stop]) for p in given_]
         rebuild(rows, sources, [parities[parity.member]])
     memory = a_memory()
-    slot = Slot.create(memory, slot_path(JOB_DIR, 0, 0), sizes[0], 100)
-    incoming = Told(slot, sizes[0])
-    decoder = PayloadDecoder(stripes, incoming)
+    lacking = frozenset(b for b in lacking if b < len(lacking) + sizes[0] // BLOCK_BYTES)
+    payload_bytes = sizes[0] + len(lacking) * BLOCK_BYTES
+    lacking = lacking if max(lacking, default=-1) < payload_bytes // BLOCK_BYTES else frozenset()
+    payload_bytes = sizes[0] + len(lacking) * BLOCK_BYTES
+    slot = Slot.create(memory, slot_path(JOB_DIR, 0, 0), payload_bytes, 100)
+    incoming = Told(slot, payload_bytes)
+    decoder = PayloadDecoder(stripes, incoming, KeptBlocks(payload_bytes, BLOCK_BYTES, lacking))
     for combine in decode_plan(stripes, [0], 0):
         if combine.targets[0].region is StripeRegion.DATA:
             for step in chunks(combine, step_bytes):
                 if step.targets:
                     decoder.rebuild(step, sources_of(step, data, parities))
-    assert bytes(slot.payload[: sizes[0]]) == data[0]
-    sums = block_checksums(memoryview(data[0]), BLOCK_BYTES)
-    assert incoming.sums == [
-        (
-            BlockRange(Part.PAYLOAD, at, min(BLOCK_BYTES, sizes[0] - at)),
-            sums[at // BLOCK_BYTES],
-        )
-        for at in range(0, sizes[0], BLOCK_BYTES)
-    ]
+    blocks = [b for b in range(-(-payload_bytes // BLOCK_BYTES)) if b not in lacking]
+    expected = []
+    for index, block in enumerate(blocks):
+        kept = data[0][index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
+        at = block * BLOCK_BYTES
+        assert bytes(slot.payload[at : at + len(kept)]) == kept
+        expected.append((BlockRange(Part.PAYLOAD, at, len(kept)), checksum(kept)))
+    assert incoming.sums == expected
+    for block in lacking:
+        at = block * BLOCK_BYTES
+        assert not any(slot.payload[at : at + BLOCK_BYTES])

@@ -30,10 +30,10 @@ class Assignment:
     stripe_group: tuple[int, ...] = ()
     tolerates: int = 0
 
-    def stripes(self, payload_bytes: Mapping[int, int], checked_bytes: int) -> Stripes:
-        """How the group's payloads are combined; `payload_bytes` of each of its ranks, and how many
-        of them share a checksum."""
-        sizes = [payload_bytes[rank] for rank in self.stripe_group]
+    def stripes(self, kept_bytes: Mapping[int, int], checked_bytes: int) -> Stripes:
+        """How the group's payloads are combined; `kept_bytes`: what of them is in each rank's own
+        slot; `checked_bytes`: how many of these share a checksum."""
+        sizes = [kept_bytes[rank] for rank in self.stripe_group]
         return stripes_of_snapshots(self.stripe_group, self.tolerates, sizes, checked_bytes)
 
 

@@ -16,6 +16,8 @@ next needs nothing but new reports.
   would have no slot for a new one, for ever.
 * A stamp at which replicas differ, and what was computed from it, is never a target, so it is
   neither copied nor committed; it is overwritten (core/detection/replicas.py).
+* A stamp at which ranks that share a snapshot differ is held by nobody, and never will be
+  (core/resume/cut.py): it is no target either.
 * Beside floor and target only the newest stamp that every rank has, and what may still become one,
   is `alive`: a killed process goes back to that, however long the target takes on a slow link. What
   is not alive is hopeless, once every rank has decided about its step.
@@ -38,7 +40,7 @@ from keepstep.core.detection.replicas import (
     blame,
     first_difference,
 )
-from keepstep.core.resume.cut import Holding, common
+from keepstep.core.resume.cut import Holding, agree, common
 from keepstep.model.horizon import Horizon
 from keepstep.model.replicas import ReplicaDifference
 from keepstep.model.snapshot import Stamp
@@ -149,9 +151,11 @@ class Commit:
         )
 
     def _decide(self) -> Horizon:
-        held = common([own.sealed for own, _ in self._kinds])
+        everywhere = common([own.sealed for own, _ in self._kinds])
+        held = self._shared_alike(everywhere)
+        apart = everywhere - held  # what some rank lacks of these is with nobody
         self._compare(held)
-        protected = self._sound(common([p for _, p in self._kinds]))
+        protected = self._sound(common([p for _, p in self._kinds]) - apart)
         held = self._sound(held)
         committed = _later(self.horizon.committed, max(protected, default=None))
         floor = _later(self.horizon.inherited, committed)
@@ -163,7 +167,7 @@ class Commit:
         newest = max(held, default=None)
         oldest = _later(floor, _later(target, newest))
         pending = {own.pending for own, _ in self._kinds if own.pending is not None}
-        known = frozenset(pending.union(*(own.sealed for own, _ in self._kinds)))
+        known = frozenset(pending.union(*(own.sealed for own, _ in self._kinds))) - apart
         candidates = [s for s in self._sound(known) if oldest is None or s >= oldest or s == target]
         alive = frozenset(s for s in candidates if all(_may_have(own, s) for own, _ in self._kinds))
         return Horizon(
@@ -176,6 +180,17 @@ class Commit:
             agreed_steps=min(self._agreement.steps, OBSERVED_STEPS),
             difference=self._difference,
         )
+
+    def held(self) -> frozenset[Stamp]:
+        """The stamps that all ranks hold, as last reported."""
+        return self._shared_alike(common([own.sealed for own, _ in self._kinds]))
+
+    def _shared_alike(self, everywhere: frozenset[Stamp]) -> frozenset[Stamp]:
+        """Those of which nobody lacks what no other has."""
+        sharing = [
+            own for (own, _), count in self._kinds.items() if own.shares for _ in range(count)
+        ]
+        return frozenset(stamp for stamp in everywhere if agree(stamp, sharing))
 
     def _compare(self, held: frozenset[Stamp]) -> None:
         """What replicas tell of the stamps that all ranks hold."""

@@ -154,6 +154,8 @@ def _flaw_of_offer(node: int, offer: CopyOffer, mesh: Mesh) -> str:
     needs = (offer.payload_bytes, offer.manifest_bytes)
     if needs[0] > room[0] or needs[1] > room[1]:
         return f"expected a snapshot that fits into {room} bytes, found {needs}"
+    if flaw := _flaw_of_lacking(offer):
+        return flaw
     group = offer.stripe_group
     if not group:
         return ""
@@ -164,6 +166,16 @@ def _flaw_of_offer(node: int, offer: CopyOffer, mesh: Mesh) -> str:
     here = [rank for rank in group if mesh.node_of[rank] == mesh.node]
     if len(here) != 1:
         return f"expected one member of the stripe group on node {mesh.node}, found {here}"
+    return ""
+
+
+def _flaw_of_lacking(offer: CopyOffer) -> str:
+    try:
+        lacks = offer.lacks
+    except ValueError:
+        return f"expected a bitmap of blocks, found {offer.lacking!r:.40}"
+    if max(lacks, default=-1) >= offer.payload_bytes:  # a block has more than one byte
+        return f"expected blocks of {offer.payload_bytes} bytes, found number {max(lacks)}"
     return ""
 
 

@@ -47,6 +47,7 @@ from keepstep.edge.shm.slot_header import (
     would_be_sound,
 )
 from keepstep.errors import DamageError, IdentityError
+from keepstep.model.kept import KeptBlocks
 from keepstep.model.layout import Layout, layout_from_text
 from keepstep.model.shares import Share, bits_of, blocks_of, runs_of
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
@@ -317,6 +318,12 @@ class Slot:
         end = sum(nbytes for _, _, nbytes in stretches)
         stretches.append((self._region, end, len(self._region.view) - end))
         return Slot(self._memory, self.path, self._memory.join(stretches), table)
+
+    def kept(self, of: KeptBlocks, at: int, nbytes: int) -> memoryview:
+        """These bytes of what is kept of the payload: a copy of them where they are not in one
+        place."""
+        runs = [self.payload[begin : begin + count] for begin, count in of.stretches(at, nbytes)]
+        return runs[0] if len(runs) == 1 else memoryview(b"".join(runs))
 
     def part(self, part: Part, header: SlotHeader) -> memoryview:
         """The bytes of an object as `header` gives its size; of the header, the page. META lies in

@@ -100,27 +100,41 @@ class Shelf:
         return None
 
     def fitting(
-        self, rank: int, index: int, payload_capacity: int, manifest_capacity: int
+        self,
+        rank: int,
+        index: int,
+        payload_capacity: int,
+        manifest_capacity: int,
+        lacking: frozenset[int] = frozenset(),
     ) -> Slot | None:
-        """The slot of that number, if it is there and at least so large."""
+        """The slot of that number, if it is there and at least so large, with no holes but in these
+        blocks: what was given up is not taken back, where there may be no memory any more."""
         slot = self._slots.get(rank, [None] * SLOTS)[index]
         fits = (
             slot is not None
             and slot.capacity >= payload_capacity
             and slot.manifest_capacity >= manifest_capacity
+            and slot.lacking() <= lacking
         )
         return slot if fits else None
 
-    def take(self, rank: int, index: int, payload_capacity: int, manifest_capacity: int) -> Slot:
-        """The slot of that number, made if there is none at least so large. Raises
+    def take(
+        self,
+        rank: int,
+        index: int,
+        payload_capacity: int,
+        manifest_capacity: int,
+        lacking: frozenset[int] = frozenset(),
+    ) -> Slot:
+        """The slot of that number, made if there is none that is `fitting`. Raises
         MemoryBudgetError."""
-        if fitting := self.fitting(rank, index, payload_capacity, manifest_capacity):
+        if fitting := self.fitting(rank, index, payload_capacity, manifest_capacity, lacking):
             return fitting
         slots = self._slots.setdefault(rank, [None] * SLOTS)
         slot = slots[index]
         if slot is not None:
             slots[index] = None
-            self._memory.remove(slot.path)  # before the larger one is made: both might not fit
+            self._memory.remove(slot.path)  # before the other one is made: both might not fit
             slot.close()
         fresh = slots[index] = Slot.create(
             self._memory, slot_path(self.root, rank, index), payload_capacity, manifest_capacity

@@ -43,8 +43,12 @@ from keepstep.model.messages.keeper_rank import (
 from keepstep.model.messages.persister import ActName
 from keepstep.model.replicas import ReplicaDifference
 from keepstep.model.restore_sources import HeldParity, HeldSnapshot, RestoreSource
+from keepstep.model.shares import Share, blocks_of
 from keepstep.model.snapshot import Stamp
+from keepstep.model.units import PAGE_BYTES
 from keepstep.model.wire import MAX_ADDRESSES, MAX_STREAMS, BlockRange
+
+Bitmap = Annotated[str, Length(2 * PAGE_BYTES)]  # of blocks, as a slot's header has room for it
 
 # -- to the leader: what a node has
 
@@ -61,8 +65,8 @@ class InventoryReport:
 
 class RanksReport(NamedTuple):
     """The snapshots of each of these ranks, which are alike: sealed, being written, and proven by
-    all their holders; and the newest step about which the rank has decided. `group`, `digests`: of
-    what other ranks have, too (`core/resume/cut.py`, `Holding`)."""
+    all their holders; and the newest step about which the rank has decided. `group`, `digests`,
+    `shares`: of what other ranks have, too (`core/resume/cut.py`, `Holding`)."""
 
     ranks: tuple[Rank, ...]
     sealed: tuple[Stamp, ...]
@@ -71,6 +75,7 @@ class RanksReport(NamedTuple):
     protected: tuple[Stamp, ...]
     group: Checksum = 0
     digests: tuple[tuple[Stamp, Checksum], ...] = ()
+    shares: tuple[tuple[Stamp, Share], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +195,9 @@ class CopyOffer:
     """The owner asks a holder to keep a copy of this snapshot; with a `stripe_group`, to add it to
     the parity that the holder's member of that group keeps.
 
-    `floor`: what is older may be overwritten, as far as the owner knows.
+    `floor`: what is older may be overwritten, as far as the owner knows. `lacking`: the blocks that
+    ranks of the owner's node keep for this one, and that are not sent (`SlotHeader.lacking`), in
+    hexadecimal.
     """
 
     KIND: ClassVar[str] = "offer"
@@ -205,6 +212,12 @@ class CopyOffer:
     stripe_group: tuple[Rank, ...]
     tolerates: Rank
     floor: Stamp | None
+    lacking: Bitmap = ""
+
+    @property
+    def lacks(self) -> frozenset[int]:
+        """The same, by their numbers. Raises ValueError."""
+        return blocks_of(bytes.fromhex(self.lacking))
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,6 +161,8 @@ class MeshVote:
         self.answers: dict[int, StateLoaded | StateUnusable] = {}  # theirs to the newest offer
         self.offer = -1  # the number of the newest that was heard here
         self.handed: set[int] = set()  # ranks here that have it, or for which it is being fetched
+        self.awaited: set[int] = set()  # of those, for which it is being fetched
+        self.ready: dict[int, None] = {}  # of those, who can be told
         self.permitted: TrainingPermitted | None = None  # what ranks here train by
         self.halts = KeptWords()
 
@@ -349,6 +351,8 @@ class Resume:
         if word.offer != current.offer:  # else it is said again, for somebody who asked once more
             current.offer = word.offer
             current.handed.clear()
+            current.awaited.clear()
+            current.ready.clear()
             self._hear_of(word)
         ranks = [rank for rank in self._host.here() if rank not in current.handed]
         if not ranks:
@@ -356,12 +360,13 @@ class Resume:
         current.handed.update(ranks)
         sources = {source.rank: source for source in word.sources}
         current.nodes.link_with_sources(sources)
+        current.awaited.update(rank for rank in ranks if rank in sources)
+        current.ready.update((rank, None) for rank in ranks if rank not in sources)
         for rank in ranks:
             if rank in sources:
                 then = partial(self._fetched, current, rank, offer)
                 current.nodes.fetch(sources[rank], stamp, then)
-            else:
-                self._host.tell(rank, offer)
+        self._tell_ready(current, offer)
 
     def _hear_of(self, word: OfferWord) -> None:
         current, stamp = self._current, word.stamp
@@ -380,10 +385,21 @@ class Resume:
     def _fetched(self, asked_in: MeshVote, rank: int, offer: StateOffered, why: str | None) -> None:
         if asked_in is not self._current or offer.offer != asked_in.offer:
             return
+        asked_in.awaited.discard(rank)
         if why is None:
-            self._host.tell(rank, offer)
+            asked_in.ready[rank] = None
         else:
             self.failed(StateUnusable(rank, offer.offer, why))
+        self._tell_ready(asked_in, offer)
+
+    def _tell_ready(self, current: MeshVote, offer: StateOffered) -> None:
+        """Once nothing is on its way any more: of a snapshot that ranks share each of them needs
+        the others' parts."""
+        if current.awaited or offer.offer != current.offer:
+            return
+        ready, current.ready = current.ready, {}
+        for rank in ready:
+            self._host.tell(rank, offer)
 
     def _go(self, go: TrainingPermitted) -> None:
         current = self._current

@@ -25,7 +25,7 @@ from keepstep.ports import Memory
 class CommitLook(NamedTuple):
     """What was seen: the newest stamp that everybody may rely on, whether a stamp will never be
     one, the period at which steps are captured (core/resume/cadence.py), the newest stamp that
-    other nodes have whole, and the pages of all ranks, where that is what was looked at.
+    other nodes have whole, and the pages of this node's ranks, where they were looked at.
     `agreed_steps`, `difference`: as in `Horizon`."""
 
     horizon: Stamp | None
@@ -46,17 +46,45 @@ class CommitView(Protocol):
     def close(self) -> None: ...
 
 
+class _NodesPages:
+    """The pages of these ranks of this node."""
+
+    def __init__(self, memory: Memory, job_dir: Path, ranks: range) -> None:
+        self._memory, self._job_dir, self._ranks = memory, job_dir, ranks
+        self._pages: dict[int, StatusPage] = {}
+        self._last_seen: dict[int, RankStatus] = {}
+
+    def seen(self) -> list[RankStatus]:
+        """As far as they can be read."""
+        return [page for page in map(self._read, self._ranks) if page]
+
+    def _read(self, rank: int) -> RankStatus | None:
+        if rank not in self._pages:
+            try:
+                self._pages[rank] = StatusPage(self._memory, status_path(self._job_dir, rank))
+            except (OSError, ValueError):
+                return None
+        # A page that cannot be read at this moment is as good as it was before: old views are safe.
+        read = self._pages[rank].read() or self._last_seen.get(rank)
+        if read is not None:
+            self._last_seen[rank] = read
+        return read
+
+    def close(self) -> None:
+        for page in self._pages.values():
+            page.close()
+
+
 class PagesOfOneNode:
     """Of a job whose ranks all live on this node."""
 
     def __init__(self, memory: Memory, job_dir: Path, world_size: int) -> None:
-        self._memory, self._job_dir, self._world_size = memory, job_dir, world_size
-        self._pages: dict[int, StatusPage] = {}
-        self._last_seen: dict[int, RankStatus] = {}
+        self._world_size = world_size
+        self._pages = _NodesPages(memory, job_dir, range(world_size))
         self._agreement = Agreement(-1)
 
     def look(self, epoch: int) -> CommitLook:
-        seen = [page for page in map(self._read, range(self._world_size)) if page]
+        seen = self._pages.seen()
         holdings = [holding_of(page) for page in seen]
         return CommitLook(
             cut(holdings, self._world_size),
@@ -84,28 +112,17 @@ class PagesOfOneNode:
             return 1  # nobody to agree with: as soon as the last one is sealed
         return max((page.span_steps for page in seen), default=1)
 
-    def _read(self, rank: int) -> RankStatus | None:
-        if rank not in self._pages:
-            try:
-                self._pages[rank] = StatusPage(self._memory, status_path(self._job_dir, rank))
-            except (OSError, ValueError):
-                return None
-        # A page that cannot be read at this moment is as good as it was before: old views are safe.
-        read = self._pages[rank].read() or self._last_seen.get(rank)
-        if read is not None:
-            self._last_seen[rank] = read
-        return read
-
     def close(self) -> None:
-        for page in self._pages.values():
-            page.close()
+        self._pages.close()
 
 
 class LeadersWord:
-    """Of a job with many nodes: the page that this node's keeper writes."""
+    """Of a job with many nodes: the page that this node's keeper writes. `ranks`: those of this
+    node that share snapshots, whose pages are looked at, too."""
 
-    def __init__(self, memory: Memory, job_dir: Path) -> None:
+    def __init__(self, memory: Memory, job_dir: Path, ranks: range = range(0)) -> None:
         self._page = HorizonPage(memory, job_dir)
+        self._pages = _NodesPages(memory, job_dir, ranks)
 
     def look(self, epoch: int) -> CommitLook:
         horizon = self._page.read(epoch)
@@ -116,7 +133,9 @@ class LeadersWord:
             horizon.released,
             horizon.agreed_steps,
             horizon.difference,
+            self._pages.seen(),
         )
 
     def close(self) -> None:
         self._page.close()
+        self._pages.close()

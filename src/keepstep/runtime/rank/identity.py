@@ -35,7 +35,9 @@ def identity_of(
         local = count_here(arena_dir, gather)
     else:
         local = world_size if not here else _number(environ, "LOCAL_WORLD_SIZE", world_size)
-    return RankIdentity(job, os.getuid(), rank, world_size, local)
+    place = next((name for name in ("LOCAL_RANK", "SLURM_LOCALID") if name in environ), None)
+    local_rank = None if place is None else _number(environ, place, 0)
+    return RankIdentity(job, os.getuid(), rank, world_size, local, local_rank)
 
 
 def place_in_world(environ: Mapping[str, str]) -> tuple[int, int]:

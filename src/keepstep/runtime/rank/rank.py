@@ -44,6 +44,7 @@ from keepstep.runtime.rank.own_launch import OwnLaunch
 from keepstep.runtime.rank.periodic_checkpoints import PeriodicCheckpoints
 from keepstep.runtime.rank.regroup import Regroup
 from keepstep.runtime.rank.resumption import Resumption, attempted
+from keepstep.runtime.rank.sharing import shared_among
 from keepstep.runtime.rank.stage import Stage
 from keepstep.runtime.rank.stall import Stall
 from keepstep.runtime.rank.summary import summary_of
@@ -81,7 +82,7 @@ class Rank:
         self._launch = OwnLaunch(world.memory, options, who.rank)
         many = who.has_many_nodes
         view = (
-            LeadersWord(world.memory, options.job_dir)
+            LeadersWord(world.memory, options.job_dir, shared_among(options, who))
             if many
             else PagesOfOneNode(world.memory, options.job_dir, who.world_size)
         )

@@ -78,7 +78,8 @@ class Sharing:
         self, world: RankWorld, options: RankOptions, who: RankIdentity, page: StatusPage
     ) -> None:
         self._world, self._options, self._who, self._page = world, options, who, page
-        self.is_on = options.share_replicas != "off" and not _why_not(who)
+        self._ranks = shared_among(options, who)
+        self.is_on = bool(self._ranks)
         self._plan: SharePlan | None = None
         # the last one that was given up: whoever still goes by it is told that this rank has all
         self._former: SharePlan | None = None
@@ -103,7 +104,7 @@ class Sharing:
 
     def tell_why_not(self) -> None:
         """Once, where it is asked for and cannot be had."""
-        why = "" if self._options.share_replicas == "off" else _why_not(self._who)
+        why = "" if self._options.share_replicas == "off" else _why_not(self._options, self._who)
         if why and self._who.rank == 0:
             self._world.journal.record("not-shared", f"snapshots are not shared: {why}", WARNING)
 
@@ -125,7 +126,7 @@ class Sharing:
         resume from."""
         memory, job_dir, job = self._world.memory, self._options.job_dir, self._who.job_hash
         holdings = []
-        for rank in range(self._who.world_size):
+        for rank in self._ranks:
             told = [h for h in readable_headers(memory, job_dir, rank) if h.job_hash == job]
             sealed = [header for header in told if header.state is SlotState.SEALED]
             shares = tuple((h.stamp, h.share) for h in sealed if h.share is not None)
@@ -144,15 +145,14 @@ class Sharing:
             # Whoever differs may do so again, and before a job's end nobody would see it in time:
             # the last steps were nobody's in every life, and the next one began where this one did.
             self._next_step = stamp.step + self._pause_steps
-            if self._who.rank == 0:
+            if self._who.rank == self._ranks[0]:
                 why = (
                     f"replicas had differed, so what was shared of {self._had_differed} is with "
                     f"nobody: each rank keeps all of its own until step {self._next_step}"
                 )
                 self._world.journal.record("not-shared", why, step=stamp.step)
             return
-        ranks = range(self._who.world_size)
-        found = yield from guarded(self._find(ranks, stamp))
+        found = yield from guarded(self._find(stamp))
         if isinstance(found, FailedWork) or found is None or found.plan is None:
             return
         self._adopt(found.plan, found.layout)
@@ -186,7 +186,7 @@ class Sharing:
             if not self._have_all_given_up(pages):
                 return
             if horizon is not None and horizon.step >= self._next_step and not self._is_looking:
-                self._look(range(self._who.world_size), horizon)
+                self._look(horizon)
             return
         members = [page for page in pages if page.rank in plan.members]
         told = {page.rank: page.share_plan for page in members}
@@ -283,7 +283,7 @@ class Sharing:
 
     # -- looking into slots
 
-    def _look(self, ranks: range, stamp: Stamp) -> None:
+    def _look(self, stamp: Stamp) -> None:
         life = self._life
         self._is_looking = True
 
@@ -303,7 +303,7 @@ class Sharing:
             else:
                 self._adopt(result.plan, result.layout)
 
-        self._world.aside.act(guarded(self._find(ranks, stamp)), found)
+        self._world.aside.act(guarded(self._find(stamp)), found)
 
     def _tell_none(self, stamp: Stamp, has_none: bool) -> None:
         if self._told_none:
@@ -322,11 +322,11 @@ class Sharing:
             )
         self._world.journal.record("not-shared", why, rank=self._who.rank)
 
-    def _find(self, ranks: range, stamp: Stamp) -> Acts[_FoundPlan | None]:
-        """What the slots of all ranks tell; None when one of them is not there any more."""
+    def _find(self, stamp: Stamp) -> Acts[_FoundPlan | None]:
+        """What the slots of this node's ranks tell; None when one of them is not there any more."""
         told: list[RankBlocks] = []
         seen: dict[bytes, tuple[Layout, frozenset[int]]] = {}
-        for rank in ranks:
+        for rank in self._ranks:
             yield
             slot = pin_one(self._world.memory, self._options.job_dir, stamp, rank)
             if slot is None:
@@ -396,15 +396,23 @@ def _differences(
     return "; ".join(lines)
 
 
-def _why_not(who: RankIdentity) -> str:
+def shared_among(options: RankOptions, who: RankIdentity) -> range:
+    """The ranks of this node that may keep one snapshot between them, this one among them; empty
+    where nothing is shared."""
+    is_on = options.share_replicas != "off" and not _why_not(options, who)
+    return who.node_ranks if is_on else range(0)
+
+
+def _why_not(options: RankOptions, who: RankIdentity) -> str:
     """Why nothing can be shared; empty where it can."""
-    if who.world_size == 1:
-        return "there is no other rank"
-    if who.has_many_nodes:
-        return (
-            "in a job of several nodes a step that is lost with one of them would be lost to "
-            "replicas elsewhere; each rank keeps its own"
-        )
+    if who.local_world_size == 1:
+        return "there is no other rank" + (" on this node" if who.has_many_nodes else "")
+    if not who.has_many_nodes:
+        return ""
+    if not who.node_ranks:
+        return "neither LOCAL_RANK nor SLURM_LOCALID says which ranks live on this node"
+    if options.slots == 1:
+        return "with one slot a rank overwrites what others on its node would lean on"
     return ""
 
 

@@ -34,13 +34,25 @@ from keepstep.runtime.job_name import job_hash
 
 @dataclass(frozen=True, slots=True)
 class RankIdentity:
-    """Whose state this is. `local_world_size`: ranks on this node."""
+    """Whose state this is. `local_world_size`: ranks on this node; `local_rank`: which of them this
+    is, None where that is not known."""
 
     job: str
     uid: int
     rank: int
     world_size: int
     local_world_size: int
+    local_rank: int | None = None
+
+    @property
+    def node_ranks(self) -> range:
+        """Those of this node; empty where they are not known."""
+        if not self.has_many_nodes:
+            return range(self.world_size)
+        if self.local_rank is None:
+            return range(0)
+        first = self.rank - self.local_rank
+        return range(first, first + self.local_world_size)
 
     @property
     def has_many_nodes(self) -> bool:

@@ -23,7 +23,12 @@ from keepstep.runtime.replication.dedup import OlderCopy, older_copy, take_uncha
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder_replies import HolderReplies
 from keepstep.runtime.replication.mesh_links import MeshLinks
-from keepstep.runtime.replication.receive import IncomingSnapshot, copy_ranges_of, in_runs
+from keepstep.runtime.replication.receive import (
+    IncomingSnapshot,
+    copy_ranges_of,
+    in_runs,
+    make_holes,
+)
 from keepstep.runtime.replication.slot_room import SlotRoom
 
 BATCH_BYTES = 64 * MIB  # of payload, compared in one go
@@ -102,20 +107,28 @@ class CopyHolder:
             offer.capacity_bytes,
             offer.manifest_capacity_bytes,
             lambda found: self._receive(offer, found),
+            offer.lacks,
         )
 
     def _receive(self, offer: CopyOffer, slot: Slot) -> None:
         world_size = self._links.mesh.world_size
         slot.begin(self._job_hash, offer.rank, world_size, 0, offer.stamp)
+        lacking = offer.lacks
+        try:
+            make_holes(slot, offer.payload_bytes, lacking)
+        except DamageError as error:
+            self._replies.refuse(offer, str(error))
+            return
         incoming = IncomingSnapshot(
             slot,
             offer.rank,
             offer.stamp,
             offer.payload_bytes,
             offer.manifest_bytes,
-            copy_ranges_of(offer.payload_bytes, offer.manifest_bytes, slot.block_bytes),
+            copy_ranges_of(offer.payload_bytes, offer.manifest_bytes, slot.block_bytes, lacking),
             on_whole=lambda: self._links.call_in_loop(lambda: self._arrived(offer, incoming)),
             on_table=lambda: self._links.call_in_loop(lambda: self._compare(offer, incoming)),
+            lacking=lacking,
         )
         self._receiving[offer.rank] = incoming
         self._links.expect(offer.rank, offer.stamp, incoming)

@@ -12,19 +12,20 @@ from collections.abc import Sequence
 
 from keepstep.coding.checksum import running_checksum
 from keepstep.core.redundancy.stripes import Combine, Stripes
+from keepstep.model.kept import KeptBlocks
 from keepstep.model.wire import BlockRange, Part
 from keepstep.runtime.replication.receive import IncomingSnapshot
 
 
 class PayloadDecoder:
-    """Into `incoming`, from its first byte to its last: the targets of the steps lie one behind the
-    other."""
+    """Into `incoming`, from the first byte that it keeps to its last: the targets of the steps lie
+    one behind the other, without what the snapshot lacks (`KeptBlocks`)."""
 
-    def __init__(self, stripes: Stripes, incoming: IncomingSnapshot) -> None:
+    def __init__(self, stripes: Stripes, incoming: IncomingSnapshot, kept: KeptBlocks) -> None:
         self._stripes = stripes
         self._incoming = incoming
         self._payload = incoming.payload
-        self._block_bytes = incoming.slot.block_bytes
+        self._kept = kept
         self._at = 0  # so much is there
         self._running = running_checksum()  # of the block that is begun
 
@@ -37,19 +38,30 @@ class PayloadDecoder:
         assert target.start == self._at, f"expected {self._at}, found {target}"
         have = tuple(piece.position for piece in step.sources)
         rows = solve(self._stripes.k, self._stripes.tolerates, have, (target.position,))
-        into = self._payload[target.start : target.stop]
-        rebuild(rows, sources, [into])
+        places = list(self._kept.stretches(target.start, target.nbytes))
+        if len(places) == 1:
+            [(begin, nbytes)] = places
+            into = self._payload[begin : begin + nbytes]
+            rebuild(rows, sources, [into])
+        else:  # what lies apart in the payload is computed beside it
+            into = memoryview(bytearray(target.nbytes))
+            rebuild(rows, sources, [into])
+            at = 0
+            for begin, nbytes in places:
+                self._payload[begin : begin + nbytes] = into[at : at + nbytes]
+                at += nbytes
         self._hash(into)
 
     def _hash(self, data: memoryview) -> None:
+        size = self._kept.block_bytes
         while data:
-            block, begun_bytes = divmod(self._at, self._block_bytes)
-            piece = data[: self._block_bytes - begun_bytes]
+            index, begun_bytes = divmod(self._at, size)
+            piece = data[: size - begun_bytes]
             self._running.update(piece)
             self._at += len(piece)
-            if begun_bytes + len(piece) == self._block_bytes or self._at == len(self._payload):
-                at = block * self._block_bytes
-                range_ = BlockRange(Part.PAYLOAD, at, self._at - at)
+            if begun_bytes + len(piece) == size or self._at == self._kept.nbytes:
+                block = self._kept.blocks[index]
+                range_ = BlockRange(Part.PAYLOAD, block * size, self._at - index * size)
                 self._incoming.computed(range_, self._running.intdigest())
                 self._running = running_checksum()
             data = data[len(piece) :]

@@ -34,6 +34,7 @@ class OlderCopy(NamedTuple):
 
     table: Sequence[int]
     payload: memoryview
+    lacking: frozenset[int] = frozenset()  # of its blocks, which others keep
 
 
 def older_copy(slots: Iterable[Slot]) -> OlderCopy | None:
@@ -45,7 +46,8 @@ def older_copy(slots: Iterable[Slot]) -> OlderCopy | None:
             header = slot.header()
             is_newer = newest is None or header.stamp > newest[0]
             if header.state is SlotState.SEALED and is_newer:
-                older = OlderCopy(slot.table(header), slot.part(Part.PAYLOAD, header))
+                payload = slot.part(Part.PAYLOAD, header)
+                older = OlderCopy(slot.table(header), payload, slot.lacking())
                 newest = header.stamp, older
         except DamageError:
             continue  # scrubbing will find it too
@@ -58,7 +60,8 @@ def take_unchanged(incoming: IncomingSnapshot, table: tuple[int, ...], older: Ol
     places: dict[BlockSum, int] = {}  # offsets
     for block, known in enumerate(older.table):
         at = block * block_bytes
-        places.setdefault((known, min(block_bytes, len(older.payload) - at)), at)
+        if block not in older.lacking:
+            places.setdefault((known, min(block_bytes, len(older.payload) - at)), at)
     for range_ in _payload(incoming):
         expected = table[range_.offset // block_bytes]
         place = places.get((expected, range_.length))
@@ -109,8 +112,10 @@ class BlockDedup:
         if slot is None:
             return
         try:
-            header = slot.header()
+            header, lacking = slot.header(), slot.lacking()
             for block, found in enumerate(slot.table(header)):
+                if block in lacking:
+                    continue  # another of these ranks has it
                 at = block * slot.block_bytes
                 nbytes = min(slot.block_bytes, header.payload_bytes - at)
                 self._places.setdefault((found, nbytes), (rank, at))

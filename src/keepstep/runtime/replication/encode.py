@@ -24,9 +24,11 @@ from keepstep.coding.checksum import checksum
 from keepstep.coding.reed_solomon import solve
 from keepstep.core.redundancy.stripes import Stripes, contribution, stripes_of_snapshots
 from keepstep.edge.shm.slot import Slot, table_bytes
-from keepstep.edge.shm.slot_header import parse_page
+from keepstep.edge.shm.slot_header import MOST_BLOCKS, parse_page
 from keepstep.errors import DamageError
 from keepstep.model.decoding import a_count, an_object, counts, decoding, from_json
+from keepstep.model.messages.peers import CopyOffer
+from keepstep.model.shares import blocks_of
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import PAGE_BYTES
 from keepstep.model.wire import BlockRange, Part, Span
@@ -39,11 +41,18 @@ LAYOUT_HASH = "00" * 16  # a parity has no tensors
 @dataclass(frozen=True, slots=True)
 class SnapshotSizes:
     """Of a snapshot, as a member of the stripe group announced it. `block_bytes`:
-    `Memory.block_bytes`."""
+    `Memory.block_bytes`; `lacking_blocks`: so many of its payload are with others on its node, and
+    in no parity of it."""
 
     payload_bytes: int
     manifest_bytes: int
     block_bytes: int
+    lacking_blocks: int = 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of its payload, what the parity is computed over."""
+        return self.payload_bytes - self.lacking_blocks * self.block_bytes
 
     @property
     def table_bytes(self) -> int:
@@ -66,6 +75,15 @@ class ParityContents:
             PAGE_BYTES + s.table_bytes + s.manifest_bytes for _, s in self.metas.values()
         )
 
+    @property
+    def beyond(self) -> frozenset[int]:
+        """The blocks of its slot that no byte of it is in, where members share what they have: it
+        was larger before they did. Elsewhere none: sizes grow and shrink a little."""
+        sizes = [known for _, known in self.metas.values()]
+        if not any(known.lacking_blocks for known in sizes):
+            return frozenset()
+        return frozenset(range(-(-self.nbytes // sizes[0].block_bytes), MOST_BLOCKS))
+
     def where(self, rank: int, part: Part) -> tuple[int, int]:
         """(offset in the slot's payload, bytes) of a member's header, table or manifest. Raises
         KeyError."""
@@ -85,7 +103,8 @@ class ParityContents:
     def to_text(self) -> bytes:
         """The manifest of the parity's slot."""
         metas = {
-            str(r): [at, s.payload_bytes, s.manifest_bytes] for r, (at, s) in self.metas.items()
+            str(r): [at, s.payload_bytes, s.manifest_bytes, s.lacking_blocks]
+            for r, (at, s) in self.metas.items()
         }
         said = {
             "row": self.stripes.members,
@@ -96,11 +115,23 @@ class ParityContents:
         return json.dumps(said, separators=(",", ":")).encode()
 
 
+def sizes_of_offer(offer: CopyOffer, block_bytes: int) -> SnapshotSizes:
+    """Of the snapshot that another node offers."""
+    lacks = len(offer.lacks)
+    return SnapshotSizes(offer.payload_bytes, offer.manifest_bytes, block_bytes, lacks)
+
+
+def sizes_of_header(header: SlotHeader, block_bytes: int) -> SnapshotSizes:
+    """Of the snapshot in a slot."""
+    lacks = len(blocks_of(header.lacking))
+    return SnapshotSizes(header.payload_bytes, header.manifest_bytes, block_bytes, lacks)
+
+
 def contents_of(
     sizes: Mapping[int, SnapshotSizes], group: tuple[int, ...], tolerates: int, mine: int
 ) -> ParityContents:
     """For the parity that the member `mine` keeps."""
-    nbytes = [sizes[rank].payload_bytes for rank in group]
+    nbytes = [sizes[rank].kept_bytes for rank in group]
     stripes = stripes_of_snapshots(group, tolerates, nbytes, sizes[mine].block_bytes)
     metas, at = {}, stripes.parity_bytes
     for rank in (r for r in group if r != mine):
@@ -120,8 +151,9 @@ def contents_from(manifest: bytes, block_bytes: int) -> ParityContents:
             raise ValueError(f"{len(group)} members that tolerate {tolerates}")
         stripes = stripes_of_snapshots(group, tolerates, data_bytes, block_bytes)
         metas = {}
-        for rank, (at, payload, text) in an_object(said["metas"]).items():
-            sizes = SnapshotSizes(a_count(payload), a_count(text), block_bytes)
+        for rank, (at, payload, text, *lacks) in an_object(said["metas"]).items():
+            lacking = a_count(lacks[0]) if lacks else 0  # a release before does not tell it
+            sizes = SnapshotSizes(a_count(payload), a_count(text), block_bytes, lacking)
             metas[int(rank)] = (a_count(at), sizes)
         return ParityContents(stripes, metas)
 

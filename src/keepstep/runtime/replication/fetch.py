@@ -27,20 +27,24 @@ from keepstep.core.redundancy.stripes import (
 from keepstep.edge.shm.slot import Slot, rank_dir, slot_path, slot_paths
 from keepstep.edge.shm.slot_header import capacity_of, parse_page
 from keepstep.errors import DamageError, MemoryBudgetError
+from keepstep.model.kept import KeptBlocks, kept_of
 from keepstep.model.messages.peers import FetchRanges, SnapshotUnproven
 from keepstep.model.restore_sources import RestoreSource
+from keepstep.model.shares import blocks_of, runs_of
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import KIB, PAGE_BYTES
 from keepstep.model.wire import BlockRange, Part
 from keepstep.ports import Memory
 from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.decode import PayloadDecoder
+from keepstep.runtime.replication.encode import sizes_of_header
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.peer_inbox import BlockTaker
 from keepstep.runtime.replication.receive import (
     IncomingSnapshot,
     WantedRanges,
     in_runs,
+    make_holes,
     ranges_of,
 )
 from keepstep.runtime.replication.serve import SnapshotServer
@@ -142,7 +146,7 @@ class Fetch:
     def _by_copies(self) -> Generator[None, None, None]:
         header, capacity = yield from self._header_of(self._rank)
         incoming = yield from self._make_slot(header, capacity)
-        wanted = ranges_of(header.payload_bytes, header.manifest_bytes, self._memory.block_bytes)
+        wanted = self._ranges_of(header)
         share = -(-len(wanted) // len(self._nodes))
         for index, node in enumerate(list(self._nodes)):  # contiguous shares: each holder reads on
             if not self._nodes:
@@ -199,18 +203,25 @@ class Fetch:
         if isinstance(slot, MemoryBudgetError):
             raise slot
         slot.begin(self._job_hash, self._rank, header.world_size, header.incarnation, self.stamp)
+        lacking = blocks_of(header.lacking)
+        make_holes(slot, header.payload_bytes, lacking)
         self._incoming = IncomingSnapshot(
             slot,
             self._rank,
             self.stamp,
             header.payload_bytes,
             header.manifest_bytes,
-            ranges_of(header.payload_bytes, header.manifest_bytes, self._memory.block_bytes),
+            self._ranges_of(header),
             lambda: self._links.call_in_loop(self._go_on),
+            lacking=lacking,
         )
         if self.source.copies:
             self._links.expect(self._rank, self.stamp, self._incoming)
         return self._incoming
+
+    def _ranges_of(self, header: SlotHeader) -> list[BlockRange]:
+        size, lacking = self._memory.block_bytes, blocks_of(header.lacking)
+        return ranges_of(header.payload_bytes, header.manifest_bytes, size, lacking)
 
     def _take_only(self, wanted: SlotHeader) -> Slot | None:
         """The rank's only slot, under the name that this fetch has for it: what is written there is
@@ -220,6 +231,7 @@ class Fetch:
         try:
             with closing(Slot(self._memory, path)) as slot:
                 has_room = slot.manifest_capacity >= wanted.manifest_bytes
+                has_room = has_room and slot.lacking() <= blocks_of(wanted.lacking)
                 if slot.capacity < wanted.payload_bytes or not has_room:
                     return None
                 if not slot.lock(exclusive=True):
@@ -239,27 +251,31 @@ class Fetch:
 
     def _by_decoding(self) -> Generator[None, None, None]:
         header, capacity = yield from self._header_of(self._rank)
-        sizes = {self._rank: header.payload_bytes}
+        size = self._memory.block_bytes
+        sizes = {self._rank: sizes_of_header(header, size).kept_bytes}
         for rank in self.source.stripe_group:
             if rank != self._rank:
-                sizes[rank] = (yield from self._header_of(rank))[0].payload_bytes
+                other, _ = yield from self._header_of(rank)
+                sizes[rank] = sizes_of_header(other, size).kept_bytes
         incoming = yield from self._make_slot(header, capacity)
-        whole = ranges_of(header.payload_bytes, header.manifest_bytes, self._memory.block_bytes)
-        small = [range_ for range_ in whole if range_.part is not Part.PAYLOAD]
+        small = [range_ for range_ in self._ranges_of(header) if range_.part is not Part.PAYLOAD]
         self._want(self._nodes[0], [(self._rank, r) for r in small])
         group, tolerates = self.source.stripe_group, self.source.tolerates
         nbytes = [sizes[rank] for rank in group]
         stripes = stripes_of_snapshots(group, tolerates, nbytes, self._memory.block_bytes)
-        yield from self._decode(stripes, incoming)
+        kept = kept_of(header.payload_bytes, size, header.lacking)
+        yield from self._decode(stripes, incoming, kept)
         for range_ in small:
             while not self._ranges.has(self._rank, range_):
                 yield
             incoming.put(range_, self._ranges.take(self._rank, range_))
         incoming.seal(self._job_hash)
 
-    def _decode(self, stripes: Stripes, incoming: IncomingSnapshot) -> Generator[None, None, None]:
+    def _decode(
+        self, stripes: Stripes, incoming: IncomingSnapshot, kept: KeptBlocks
+    ) -> Generator[None, None, None]:
         steps = self._steps(stripes)
-        decoder = PayloadDecoder(stripes, incoming)
+        decoder = PayloadDecoder(stripes, incoming, kept)
         ahead: deque[Combine] = deque()
         while True:
             for step in islice(steps, STEPS_AHEAD - len(ahead)):
@@ -413,7 +429,7 @@ class Fetch:
 
 
 def _range(piece: Piece) -> BlockRange:
-    part = Part.PAYLOAD if piece.region is StripeRegion.DATA else Part.PARITY
+    part = Part.KEPT if piece.region is StripeRegion.DATA else Part.PARITY
     return BlockRange(part, piece.start, piece.nbytes)
 
 
@@ -446,7 +462,14 @@ def replace_bytes(memory: Memory, slot: Slot, proven: Path) -> str | None:
         header, manifest = fresh.verify_bytes()
         if header.payload_bytes > slot.capacity or len(manifest) > slot.manifest_capacity:
             return f"{slot.path} is smaller than what was fetched"
-        for part in (Part.PAYLOAD, Part.TABLE, Part.MANIFEST):
+        if slot.lacking() - (lacking := fresh.lacking()):
+            return f"{slot.path} has holes where what was fetched has none"
+        kept = [block for block in range(header.block_count) if block not in lacking]
+        size, payload = header.block_bytes, fresh.part(Part.PAYLOAD, header)
+        for first, count in runs_of(kept):
+            run = payload[first * size : (first + count) * size]
+            slot.payload[first * size : first * size + len(run)] = run
+        for part in (Part.TABLE, Part.MANIFEST):
             slot.part(part, header)[:] = fresh.part(part, header)
         slot.adopt(header)
         slot.verify_bytes()

@@ -22,7 +22,7 @@ from keepstep.core.redundancy.placement import Facts, auto, place
 from keepstep.core.redundancy.protection import assignments
 from keepstep.core.redundancy.survival import which_can_be_lost
 from keepstep.core.resume.commit import Commit, RankFacts
-from keepstep.core.resume.cut import Holding, common
+from keepstep.core.resume.cut import Holding
 from keepstep.errors import ConfigError
 from keepstep.model.events import WARNING
 from keepstep.model.horizon import Horizon
@@ -171,7 +171,7 @@ class Leader:
         if commit is None or policy is None or len(commit.facts) < self._mesh.world_size:
             return None
         horizon = commit.horizon
-        held = common([fact.own.sealed for fact in commit.facts.values()])
+        held = commit.held()
         stamp = horizon.committed or max(held, default=None)
         placement = place(policy, self._mesh.topology)
         proven = {
@@ -317,6 +317,6 @@ class Leader:
 
 def _facts(row: RanksReport) -> list[RankFacts]:
     sealed = frozenset(row.sealed)
-    own = Holding(sealed, row.pending, row.decided_step, group=row.group, digests=row.digests)
+    own = Holding(sealed, row.pending, row.decided_step, row.group, row.digests, shares=row.shares)
     protected = frozenset(row.protected)
     return [RankFacts(rank, own, protected) for rank in row.ranks]

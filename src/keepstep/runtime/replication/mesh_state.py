@@ -55,7 +55,7 @@ from keepstep.model.snapshot import RankStatus, SlotState, Stamp
 from keepstep.model.topology import Auto, NoRedundancy, Policy, Scheme, parse_policy
 from keepstep.model.units import S_NS
 from keepstep.runtime.keeper_world import KeeperWorld
-from keepstep.runtime.replication.encode import SnapshotSizes
+from keepstep.runtime.replication.encode import SnapshotSizes, sizes_of_header, sizes_of_offer
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder import Holder
 from keepstep.runtime.replication.known_safety import KnownSafety
@@ -270,9 +270,7 @@ class MeshState:
 
     def _offered(self, offer: CopyOffer) -> None:
         if offer.stripe_group:
-            sizes = SnapshotSizes(
-                offer.payload_bytes, offer.manifest_bytes, self._memory.block_bytes
-            )
+            sizes = sizes_of_offer(offer, self._memory.block_bytes)
             self._owner.announced(offer.rank, offer.stamp, sizes)
         if self._held.is_proven:
             self._holder.offered(offer)
@@ -387,9 +385,7 @@ class MeshState:
     def _own_sizes(self, rank: int, stamp: Stamp) -> SnapshotSizes | None:
         for header in readable_headers(self._memory, self._job_dir, rank):
             if (header.state, header.stamp) == (SlotState.SEALED, stamp):
-                return SnapshotSizes(
-                    header.payload_bytes, header.manifest_bytes, self._memory.block_bytes
-                )
+                return sizes_of_header(header, self._memory.block_bytes)
         return None
 
     # -- training

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from keepstep.core.redundancy.protection import Assignment
+from keepstep.model.kept import kept_of
 from keepstep.model.messages.peers import CopyOffer
+from keepstep.model.shares import blocks_of
 from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.model.wire import BlockRange, Part, Span
 from keepstep.ports import Clock
-from keepstep.runtime.replication.encode import SnapshotSizes, ranges_for
+from keepstep.runtime.replication.encode import SnapshotSizes, ranges_for, sizes_of_header
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.receive import meta_ranges_of
 from keepstep.runtime.slot_locks import Pin
@@ -56,8 +58,9 @@ class OutgoingSnapshot:
         self._links, self._clock, self._on_damage = links, clock, on_damage
         self.assignment, self.stamp, self.header = assignment, stamp, header
         self._slot, self._table, self._pin = pin.slot, table, pin
-        own = SnapshotSizes(header.payload_bytes, header.manifest_bytes, pin.slot.block_bytes)
-        self._sizes = {assignment.rank: own}
+        self._lacking = blocks_of(header.lacking)
+        self._kept = kept_of(header.payload_bytes, pin.slot.block_bytes, header.lacking)
+        self._sizes = {assignment.rank: sizes_of_header(header, pin.slot.block_bytes)}
         self._is_proven = not assignment.stripe_group
         self.deliveries = {node: Delivery(node) for node in assignment.holders}
 
@@ -133,6 +136,7 @@ class OutgoingSnapshot:
             stripe_group=assignment.stripe_group,
             tolerates=assignment.tolerates,
             floor=floor,
+            lacking=header.lacking.hex(),
         )
         self._links.say(delivery.node, offer)
 
@@ -148,14 +152,15 @@ class OutgoingSnapshot:
         """The holder asks for blocks of the payload; False when it was not sent the rest yet."""
         if not delivery.filled:
             return False
-        nbytes = self.header.payload_bytes
-        delivery.waiting.extend(
-            wanted
-            for wanted in ranges
-            if wanted.part is Part.PAYLOAD and wanted.offset + wanted.length <= nbytes
-        )
+        delivery.waiting.extend(wanted for wanted in ranges if self._is_here(wanted))
         self.pump(delivery)
         return True
+
+    def _is_here(self, wanted: BlockRange) -> bool:
+        part, offset, length = wanted
+        size, end = self._slot.block_bytes, offset + length
+        is_within = part is Part.PAYLOAD and end <= self.header.payload_bytes
+        return is_within and self._lacking.isdisjoint(range(offset // size, -(-end // size)))
 
     def refused(self, delivery: Delivery) -> None:
         """The holder has not got it whole. It is asked again when it has given no sign for a
@@ -188,8 +193,8 @@ class OutgoingSnapshot:
         """What goes into the parity that the group's member on that node keeps."""
         assignment, sizes = self.assignment, self._sizes
         node_of = self._links.mesh.node_of
-        payload_bytes = {rank: known.payload_bytes for rank, known in sizes.items()}
-        stripes = assignment.stripes(payload_bytes, self._slot.block_bytes)
+        kept_bytes = {rank: known.kept_bytes for rank, known in sizes.items()}
+        stripes = assignment.stripes(kept_bytes, self._slot.block_bytes)
         keeper = next(rank for rank in assignment.stripe_group if node_of[rank] == node)
         return ranges_for(stripes, sizes[assignment.rank], assignment.rank, keeper)
 
@@ -197,7 +202,7 @@ class OutgoingSnapshot:
         """Hand the link what it takes. When it takes no more, somebody says when it does again."""
         while delivery.waiting:
             part, offset, length = delivery.waiting[0]
-            source = self._slot.part(part, self.header)[offset : offset + length]
+            source = self._bytes_of(part, offset, length)
             span = Span(self.assignment.rank, self.stamp, part, offset, length)
             self._pin.take()
             checksum = self._checksum_of(part, offset, length)
@@ -207,8 +212,16 @@ class OutgoingSnapshot:
                 return
             delivery.waiting.popleft()
 
+    def _bytes_of(self, part: Part, offset: int, length: int) -> memoryview:
+        if self.assignment.stripe_group and part is Part.PAYLOAD:
+            return self._slot.kept(self._kept, offset, length)
+        return self._slot.part(part, self.header)[offset : offset + length]
+
     def _checksum_of(self, part: Part, offset: int, length: int) -> int | None:
         """Of a whole block of the payload, as the table names it."""
+        if self.assignment.stripe_group and part is Part.PAYLOAD:
+            block = self._kept.block_at(offset, length)
+            return None if block is None else self._table[block]
         block_bytes = self._slot.block_bytes
         is_whole = length == min(block_bytes, self.header.payload_bytes - offset)
         if part is Part.PAYLOAD and offset % block_bytes == 0 and is_whole:

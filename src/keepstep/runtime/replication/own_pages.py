@@ -77,4 +77,5 @@ def _row(ranks: list[int], status: RankStatus, protected: tuple[Stamp, ...] | No
         protected=sealed if protected is None else tuple(sorted(protected)),
         group=own.group,
         digests=own.digests,
+        shares=own.shares,
     )

@@ -20,6 +20,7 @@ from keepstep.runtime.replication.encode import (
     ParityContents,
     SnapshotSizes,
     contents_of,
+    sizes_of_offer,
 )
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder_replies import HolderReplies
@@ -76,10 +77,12 @@ class ParityHolder:
 
     def _is_of(self, contents: ParityContents, offer: CopyOffer) -> bool:
         """Whether a parity that rests here is of the snapshot that is offered."""
-        return (
-            contents.stripes.members == offer.stripe_group
-            and contents.metas[offer.rank][1].payload_bytes == offer.payload_bytes
-        )
+        return contents.stripes.members == offer.stripe_group and contents.metas[offer.rank][
+            1
+        ] == self._sizes_of(offer)
+
+    def _sizes_of(self, offer: CopyOffer) -> SnapshotSizes:
+        return sizes_of_offer(offer, self._world.memory.block_bytes)
 
     def try_groups(self, stamp: Stamp) -> None:
         """Begin the parities whose other members have all offered."""
@@ -91,10 +94,7 @@ class ParityHolder:
             if own is None or None in offers.values():
                 continue
             known = {rank: offer for rank, offer in offers.items() if offer is not None}
-            sizes = {
-                rank: SnapshotSizes(offer.payload_bytes, offer.manifest_bytes, own.block_bytes)
-                for rank, offer in known.items()
-            }
+            sizes = {rank: self._sizes_of(offer) for rank, offer in known.items()}
             tolerates = next(iter(known.values())).tolerates
             contents = contents_of({**sizes, mine: own}, group, tolerates, mine)
             self._begin(mine, contents, list(known.values()))
@@ -113,6 +113,7 @@ class ParityHolder:
             contents.nbytes,
             manifest_bytes + manifest_bytes // 4,
             lambda slot: self._encode(mine, contents, offers, slot),
+            contents.beyond,
         )
 
     def _encode(
@@ -120,6 +121,7 @@ class ParityHolder:
     ) -> None:
         stamp = offers[0].stamp
         slot.begin(self._job_hash, mine, self._links.mesh.world_size, 0, stamp)
+        slot.shed(contents.beyond.intersection(range(-(-slot.capacity // slot.block_bytes))))
 
         def on_whole() -> None:
             self._links.call_in_loop(lambda: self._encoded(mine, encoding, offers))

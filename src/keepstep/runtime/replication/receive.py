@@ -12,12 +12,13 @@ table, the manifest under the header.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from keepstep.coding.checksum import checksum, copy_hashed, unpack_table
 from keepstep.edge.shm.slot import Slot, table_bytes
 from keepstep.edge.shm.slot_header import parse_page
 from keepstep.errors import DamageError
+from keepstep.model.shares import blocks_of
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import MIB, PAGE_BYTES
 from keepstep.model.wire import BlockRange, Part, Span
@@ -26,29 +27,38 @@ ASKED_AT_ONCE = 2000  # ranges in one message
 META_BLOCK_BYTES = 4 * MIB  # of what proves a payload, in one piece
 
 
-def blocks(part: Part, nbytes: int, block_bytes: int) -> list[BlockRange]:
-    """An object in pieces as they cross; of the payload these are the blocks of its table."""
+def blocks(
+    part: Part, nbytes: int, block_bytes: int, lacking: Collection[int] = ()
+) -> list[BlockRange]:
+    """An object in pieces as they cross; of the payload these are the blocks of its table, without
+    those that are `lacking`."""
     return [
-        BlockRange(part, at, min(block_bytes, nbytes - at)) for at in range(0, nbytes, block_bytes)
+        BlockRange(part, at, min(block_bytes, nbytes - at))
+        for at in range(0, nbytes, block_bytes)
+        if at // block_bytes not in lacking
     ]
 
 
-def ranges_of(payload_bytes: int, manifest_bytes: int, block_bytes: int) -> list[BlockRange]:
-    """Everything of a snapshot, the header last. `block_bytes`: `Memory.block_bytes`, never what
-    somebody else said it is."""
+def ranges_of(
+    payload_bytes: int, manifest_bytes: int, block_bytes: int, lacking: Collection[int] = ()
+) -> list[BlockRange]:
+    """Everything of a snapshot that lacks these blocks, the header last. `block_bytes`:
+    `Memory.block_bytes`, never what somebody else said it is."""
     return [
-        *blocks(Part.PAYLOAD, payload_bytes, block_bytes),
+        *blocks(Part.PAYLOAD, payload_bytes, block_bytes, lacking),
         *blocks(Part.TABLE, table_bytes(payload_bytes, block_bytes), block_bytes),
         *blocks(Part.MANIFEST, manifest_bytes, block_bytes),
         BlockRange(Part.HEADER, 0, PAGE_BYTES),
     ]
 
 
-def copy_ranges_of(payload_bytes: int, manifest_bytes: int, block_bytes: int) -> list[BlockRange]:
+def copy_ranges_of(
+    payload_bytes: int, manifest_bytes: int, block_bytes: int, lacking: Collection[int] = ()
+) -> list[BlockRange]:
     """The same, as it crosses for a copy: what proves the payload in one piece behind it, or in as
     few as there can be. Of small snapshots that is most of what crosses."""
     return [
-        *blocks(Part.PAYLOAD, payload_bytes, block_bytes),
+        *blocks(Part.PAYLOAD, payload_bytes, block_bytes, lacking),
         *meta_ranges_of(payload_bytes, manifest_bytes, block_bytes),
     ]
 
@@ -57,6 +67,17 @@ def meta_ranges_of(payload_bytes: int, manifest_bytes: int, block_bytes: int) ->
     """Header page, table and manifest as they cross for a copy."""
     nbytes = PAGE_BYTES + table_bytes(payload_bytes, block_bytes) + manifest_bytes
     return blocks(Part.META, nbytes, META_BLOCK_BYTES)
+
+
+def make_holes(slot: Slot, payload_bytes: int, lacking: frozenset[int]) -> None:
+    """In a slot that is being written, where a snapshot of that size lacks blocks. Raises
+    DamageError when it cannot: its last block is never another's."""
+    if max(lacking, default=-1) >= payload_bytes // slot.block_bytes:
+        raise DamageError(
+            f"{slot.path}: expected a snapshot of {payload_bytes} bytes, found that it lacks block "
+            f"{max(lacking)}"
+        )
+    slot.shed(lacking)
 
 
 def range_of(span: Span) -> BlockRange:
@@ -122,7 +143,8 @@ class WantedRanges:
 class IncomingSnapshot:
     """A snapshot on its way into a slot, in these `ranges`. `on_whole` is called once, when
     everything has arrived; `on_table` when the table has. Header, table and manifest wait beside
-    the slot until all is proven."""
+    the slot until all is proven. `lacking`: its blocks that are with its owner's neighbours; the
+    slot has holes there."""
 
     def __init__(
         self,
@@ -134,8 +156,10 @@ class IncomingSnapshot:
         ranges: Iterable[BlockRange],
         on_whole: Callable[[], None],
         on_table: Callable[[], None] = lambda: None,
+        lacking: frozenset[int] = frozenset(),
     ) -> None:
         self.slot, self.rank, self.stamp = slot, rank, stamp
+        self._lacking = lacking
         self._on_whole, self._on_table = on_whole, on_table
         self._lock = threading.Lock()
         self._sizes = (payload_bytes, manifest_bytes)
@@ -250,6 +274,11 @@ class IncomingSnapshot:
             raise DamageError(
                 f"{self.slot.path}: expected a header of {expected}, found one of {found}"
             )
+        if blocks_of(header.lacking) != self._lacking:
+            raise DamageError(
+                f"{self.slot.path}: expected a snapshot that lacks {len(self._lacking)} blocks, "
+                f"found one that lacks {len(blocks_of(header.lacking))}, or others"
+            )
         table = bytes(self._memory[Part.TABLE])
         if checksum(table) != header.table_checksum:
             raise DamageError(
@@ -260,7 +289,7 @@ class IncomingSnapshot:
                 f"{self.slot.path}: the manifest that arrived is not the one the header names"
             )
         for block, want in enumerate(unpack_table(table)):
-            if self._sums[block] != want:
+            if block not in self._lacking and self._sums[block] != want:
                 raise DamageError(
                     f"{self.slot.path}: block {block} arrived with checksum "
                     f"{self._sums[block]:016x}, expected {want:016x}"

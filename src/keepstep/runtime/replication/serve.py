@@ -16,6 +16,7 @@ from pathlib import Path
 from keepstep.coding.checksum import checksum
 from keepstep.edge.shm.slot import Slot
 from keepstep.errors import DamageError
+from keepstep.model.kept import kept_of
 from keepstep.model.messages.peers import CopyUnavailable
 from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.model.wire import BlockRange, Part, Span
@@ -157,7 +158,11 @@ class SnapshotServer:
         slot = self._snapshot(rank, stamp)
         if slot is not None:
             header = slot.header()
+            if part is Part.KEPT:
+                return _find_kept(slot, header, offset, length)
             data = _within(slot.part(part, header), offset, length)
+            if part is Part.PAYLOAD:
+                _check_kept(slot, offset, length)
             if part is Part.PAYLOAD and _is_whole_block(slot, header, offset, length):
                 return data, slot.table(header)[offset // slot.block_bytes]
             return data, None
@@ -217,6 +222,26 @@ class SnapshotServer:
 def _is_whole_block(slot: Slot, header: SlotHeader, offset: int, length: int) -> bool:
     is_whole = length == min(slot.block_bytes, header.payload_bytes - offset)
     return offset % slot.block_bytes == 0 and is_whole
+
+
+def _find_kept(
+    slot: Slot, header: SlotHeader, offset: int, length: int
+) -> tuple[memoryview, int | None]:
+    kept = kept_of(header.payload_bytes, slot.block_bytes, header.lacking)
+    if offset + length > kept.nbytes:
+        raise LookupError(
+            f"expected a range within {kept.nbytes} bytes, found {offset} to {offset + length}"
+        )
+    block = kept.block_at(offset, length)
+    return slot.kept(kept, offset, length), None if block is None else slot.table(header)[block]
+
+
+def _check_kept(slot: Slot, offset: int, length: int) -> None:
+    """Raises LookupError where the bytes are with another rank: here they read as zeros."""
+    size = slot.block_bytes
+    lacks = slot.lacking().intersection(range(offset // size, -(-(offset + length) // size)))
+    if lacks:
+        raise LookupError(f"{slot.path} lacks block {min(lacks)}, which another rank keeps")
 
 
 def _within(data: memoryview, offset: int, length: int) -> memoryview:

@@ -40,16 +40,17 @@ class SlotRoom:
         capacity: int,
         manifest_capacity: int,
         then: Callable[[Slot], None],
+        lacking: frozenset[int] = frozenset(),
     ) -> None:
-        """A slot of `rank` on that shelf, with at least these capacities in bytes; `then` gets it,
-        at once or when it is made. While one is being made there already nothing happens: the
-        owner asks again."""
+        """A slot of `rank` on that shelf, with at least these capacities in bytes and memory for
+        all blocks but those `lacking`; `then` gets it, at once or when it is made. While one is
+        being made there already nothing happens: the owner asks again."""
         if self._held.is_making(shelf, rank):
             return
         index = self._choose(shelf, rank, offer)
         if index is None:
             return
-        fitting = shelf.fitting(rank, index, capacity, manifest_capacity)
+        fitting = shelf.fitting(rank, index, capacity, manifest_capacity, lacking)
         if fitting is not None:
             then(fitting)
             return
@@ -57,7 +58,7 @@ class SlotRoom:
 
         def make() -> Slot | MemoryBudgetError:
             try:
-                return shelf.take(rank, index, capacity, manifest_capacity)
+                return shelf.take(rank, index, capacity, manifest_capacity, lacking)
             except MemoryBudgetError as error:
                 return error
 

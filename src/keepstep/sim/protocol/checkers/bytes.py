@@ -10,9 +10,12 @@ checkpoint that nobody loads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from keepstep.edge.shm.slot import Slot
+from keepstep.edge.shm.slot_header import parse_page
+from keepstep.model.kept import kept_of
 from keepstep.model.messages.peers import CopyAcked, MeshMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Part, Span
@@ -64,15 +67,15 @@ class NoWrongBytes(Checker):
         rank, stamp = message.rank, message.stamp
         machine = links.process.machine
         inspection = Inspection(machine, self.job.around.settings.job_dir)
-        copies = [
-            payload
-            for _, header, payload, _ in inspection.proven("held", rank)
-            if header.stamp == stamp
-        ]
+        copies = inspection.copies(rank, stamp)
         if copies:
             oracle = self.job.around.oracle
-            expected = oracle.state(rank, stamp)
-            if any(payload[: oracle.nbytes(rank)] != expected for payload in copies):
+            expected, nbytes = oracle.state(rank, stamp) or b"", oracle.nbytes(rank)
+            if any(
+                data[: max(0, nbytes - at)] != expected[at : at + len(data)]
+                for kept in copies
+                for at, data in kept
+            ):
                 self.violated(
                     f"machine {machine.number} acknowledges {stamp} of rank {rank}, and "
                     "holds other bytes"
@@ -102,9 +105,14 @@ class NoWrongBytes(Checker):
         encoding = Encoding(blank, contents, mine, stamp, lambda: None)
         for rank, (_, sizes) in contents.metas.items():
             state = self.job.around.oracle.state(rank, stamp)
-            data = b"" if state is None else payload_of(state)
-            if len(data) != sizes.payload_bytes:
+            whole = b"" if state is None else payload_of(state)
+            at, nbytes = contents.where(rank, Part.HEADER)
+            header = parse_page(payload[at : at + nbytes], Path(f"parity of rank {mine}"))
+            if len(whole) != header.payload_bytes:
                 return False
+            kept = kept_of(len(whole), header.block_bytes, header.lacking)
+            places = kept.stretches(0, kept.nbytes)
+            data = b"".join([whole[begin : begin + count] for begin, count in places])
             for range_ in ranges_for(contents.stripes, sizes, rank, mine):
                 if range_.part is Part.PAYLOAD:
                     _add(encoding, Span(rank, stamp, *range_), data)

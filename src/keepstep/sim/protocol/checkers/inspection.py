@@ -20,6 +20,7 @@ from keepstep.edge.shm.whole import whole
 from keepstep.errors import DamageError
 from keepstep.model.restore_sources import HeldParity, HeldSnapshot, Inventory
 from keepstep.model.snapshot import RankStatus, SlotHeader, SlotState, Stamp
+from keepstep.model.wire import Part
 from keepstep.runtime.replication.encode import contents_from
 from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.world.machine import Machine
@@ -60,6 +61,19 @@ class Inspection:
                         header, manifest = all_of_it.verify_bytes()
                         payload = bytes(all_of_it.payload[: header.payload_bytes])
                     found.append((rank, header, payload, manifest))
+        return found
+
+    def copies(self, rank: int, stamp: Stamp) -> list[list[tuple[int, bytes]]]:
+        """Of each copy of it that proves, the blocks that are in it, and where they lie."""
+        found = []
+        for slot in self._slots(slot_paths(self._memory, self._job_dir / "held", rank)):
+            with suppress(DamageError, LookupError):
+                header, _ = slot.verify_bytes()
+                if header.stamp == stamp:
+                    payload, size = slot.part(Part.PAYLOAD, header), header.block_bytes
+                    kept = [b for b in range(header.block_count) if b not in slot.lacking()]
+                    data = [(b * size, bytes(payload[b * size : (b + 1) * size])) for b in kept]
+                    found.append(data)
         return found
 
     def newest_begun(self, rank: int) -> Stamp | None:

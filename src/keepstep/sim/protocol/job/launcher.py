@@ -53,6 +53,7 @@ class ForeignLauncher:
                 environ = {
                     "RANK": str(rank),
                     "WORLD_SIZE": str(around.plan.world_size),
+                    "LOCAL_RANK": str(local),
                     "LOCAL_WORLD_SIZE": str(here),
                     "MASTER_ADDR": host,
                     "MASTER_PORT": str(port),

@@ -153,7 +153,8 @@ class SimNode:
         around, machine, plan = self.around, self.machine, self.around.plan
         (rank, world_size), here = place_in_world(environ), int(environ["LOCAL_WORLD_SIZE"])
         newcomer_at = place_of_newcomer(environ)
-        who = RankIdentity(around.settings.job, UID, rank, world_size, here)
+        local_rank = int(environ["LOCAL_RANK"])
+        who = RankIdentity(around.settings.job, UID, rank, world_size, here, local_rank)
         memory = SimMemory(machine.files, process)
         journal = SimJournal(machine, f"rank {rank}", around.observers.recorded)
         live = self._new_state(process, rank, world_size)

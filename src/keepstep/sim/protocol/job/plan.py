@@ -240,11 +240,12 @@ def beside(plan: RunPlan, kind: Beside) -> RunPlan:
 
 
 def _sharing(plan: RunPlan, seed: int) -> RunPlan:
-    """Half of the runs of one node: replicas, of blocks that are small enough to be shared."""
+    """Half of the runs of one node, and some of several: replicas, of blocks that are small enough
+    to be shared."""
     chance = Random(f"{seed}/replicas")
-    if plan.nodes > 1 or chance.random() < 0.5:
+    if plan.min_nodes or chance.random() < (0.5 if plan.nodes == 1 else 0.75):
         return plan
-    ranks = chance.choice((2, 2, 3, 4))
+    ranks = chance.choice((2, 2, 3, 4) if plan.nodes == 1 else (2, 2, 3))
     astray = None
     if chance.random() < 0.4:
         astray = chance.randrange(ranks), chance.randrange(1, plan.steps)

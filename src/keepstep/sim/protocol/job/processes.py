@@ -128,6 +128,7 @@ class SimRankProcesses:
         return {
             "RANK": str(place.first_rank + rank),
             "WORLD_SIZE": str(place.world_size),
+            "LOCAL_RANK": str(rank),
             "LOCAL_WORLD_SIZE": str(self._ranks),
             "MASTER_ADDR": place.master_addr,
             "MASTER_PORT": str(place.master_port),
