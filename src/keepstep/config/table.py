@@ -8,8 +8,6 @@ docstring, the runtime's `Settings`, the variables `KEEPSTEP_*`, checks and erro
 
 from __future__ import annotations
 
-import os
-import pwd
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
@@ -17,14 +15,23 @@ from typing import Generic
 from keepstep.config.option import (
     Check,
     Directory,
-    Environ,
     Topic,
     Unset,
     option,
     options_of,
     seconds,
 )
-from keepstep.errors import ConfigError
+from keepstep.config.values import (
+    MAX_JOB_CHARACTERS,
+    absolute_dir,
+    absolute_store,
+    are_dotted_names,
+    are_functions,
+    default_state_dir,
+    is_job_name,
+    is_shared_store,
+    the_derived_job,
+)
 from keepstep.model.failure import DEFAULT_BUDGET, parse_budget
 from keepstep.model.hosts import parse_hosts
 from keepstep.model.parts import parse_part_policies
@@ -33,65 +40,7 @@ from keepstep.model.web_address import EXPECTED, parse_web_address
 from keepstep.model.wire import MAX_STREAMS
 
 MIN_SECRET_BYTES = 16
-MAX_JOB_CHARACTERS = 64
 MAX_PORT = 65535
-
-
-def _is_job_name(value: str) -> bool:
-    allowed = all(c.isalnum() or c in "._-" for c in value)
-    return 0 < len(value) <= MAX_JOB_CHARACTERS and allowed and value.strip(".") != ""
-
-
-def _derived_job(environ: Environ, derived_job: str) -> str:
-    return derived_job
-
-
-def _state_dir(environ: Environ, derived_job: str) -> str:
-    home = environ.get("HOME") or _home_of_user()
-    state_home = environ.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")
-    return os.path.join(state_home, "keepstep")
-
-
-def _home_of_user() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:  # as in a container that runs under any number
-        raise ConfigError(
-            f"state_dir: expected HOME or an entry for user {os.getuid()} in /etc/passwd, found "
-            "neither; set KEEPSTEP_STATE_DIR"
-        ) from None
-
-
-def _are_dotted_names(value: str) -> bool:
-    names = value.replace(",", " ").split()
-    return all(part.isidentifier() for name in names for part in name.split("."))
-
-
-def _are_functions(value: str) -> bool:
-    places = [place.partition(":") for place in value.replace(",", " ").split()]
-    return all(colon and _are_dotted_names(f"{module} {name}") for module, colon, name in places)
-
-
-def _is_shared_store(value: str | Path) -> bool:
-    if str(value).startswith("memory://"):
-        raise ConfigError(
-            "store: expected a place other processes can read, found 'memory://', which lives in "
-            "one process"
-        )
-    return bool(str(value).strip())  # what a shell makes of a variable that is not set is no place
-
-
-# Places are made absolute: keeper and persister work in another directory.
-
-
-def _absolute_store(value: str | Path | None) -> str | None:
-    if value is None or "://" in str(value):
-        return None if value is None else str(value)
-    return os.path.abspath(os.path.expanduser(value))
-
-
-def _absolute_dir(value: str | Path) -> Path:
-    return Path(value).absolute()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +48,12 @@ class Options(Generic[Unset, Directory]):
     """Every option, in the order in which a `Config` takes them."""
 
     job: str | Unset = option(
-        default=_derived_job,
+        default=the_derived_job,
         default_words="script name and a hash",
         check=Check(
             "a name of letters, digits, '.', '_' and '-', at most "
             f"{MAX_JOB_CHARACTERS} long and not all dots",
-            _is_job_name,
+            is_job_name,
         ),
         topic=Topic.JOB,
         help="Name of the job. A job started again under its name finds its own state. The "
@@ -114,12 +63,12 @@ class Options(Generic[Unset, Directory]):
     )
     store: str | Unset | None = option(
         default=None,
-        check=Check("a directory or an fsspec URL", _is_shared_store, also=Path),
+        check=Check("a directory or an fsspec URL", is_shared_store, also=Path),
         topic=Topic.CHECKPOINTS,
         help="Directory or fsspec URL for checkpoints.",
         example="s3://bucket/run",
         metavar="URL",
-        settle=_absolute_store,
+        settle=absolute_store,
     )
     persist_every_steps: int | Unset = option(
         default=1000,
@@ -156,7 +105,7 @@ class Options(Generic[Unset, Directory]):
         help="Directory for snapshots. It must be memory (tmpfs).",
         example="/mnt/tmpfs",
         metavar="DIR",
-        settle=_absolute_dir,
+        settle=absolute_dir,
     )
     grace_s: float | Unset = option(
         default=300.0,  # a Slurm requeue, or a person who mends a line, takes minutes
@@ -185,7 +134,7 @@ class Options(Generic[Unset, Directory]):
         metavar="SECONDS",
     )
     state_dir: Directory | Unset = option(
-        default=_state_dir,
+        default=default_state_dir,
         default_words="~/.local/state/keepstep",
         check=Check("a directory", bool),
         topic=Topic.JOB,
@@ -193,7 +142,7 @@ class Options(Generic[Unset, Directory]):
         "where that is set.",
         example="/var/lib/keepstep",
         metavar="DIR",
-        settle=_absolute_dir,
+        settle=absolute_dir,
     )
     redundancy: str | Unset = option(
         default="auto",
@@ -534,7 +483,7 @@ class Options(Generic[Unset, Directory]):
     trusted_types: str | Unset = option(
         default="",
         default_words="none",
-        check=Check("dotted names such as 'mypackage.records.Record'", _are_dotted_names),
+        check=Check("dotted names such as 'mypackage.records.Record'", are_dotted_names),
         topic=Topic.SNAPSHOTS,
         help="Classes, functions and modules, separated by commas, that a saved state may name and "
         "call although the state of the live program does not when it is restored. What is neither "
@@ -555,7 +504,7 @@ class Options(Generic[Unset, Directory]):
     prebuild: str | Unset = option(
         default="",
         default_words="none",
-        check=Check("functions such as 'models:make'", _are_functions),
+        check=Check("functions such as 'models:make'", are_functions),
         topic=Topic.FAILURES,
         help="Functions of the program, separated by commas, that the process which stands by "
         "calls ahead, on the CPU. When it takes a lost rank's place, `keepstep.prebuilt` hands out "

@@ -9,6 +9,7 @@ Not verified: machines that are lost before all train, or while something else i
 
 from __future__ import annotations
 
+from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.checker import Checker
@@ -34,14 +35,18 @@ class TheLostAreMissed(Checker):
         self._strikes = 0
         self._verdicts = 0
         self._trains = False
+        self._is_called_off = False  # the attempt; some of its ranks may still end a step
+
+    def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
+        self._is_called_off = False
 
     def stepped(self, program: Program, step: int) -> None:
-        self._trains = True
+        self._trains = not self._is_called_off
 
     def written(self, key: str, value: str) -> None:
         if key.endswith("/verdict"):
             self._verdicts += 1
-            self._trains = False
+            self._trains, self._is_called_off = False, True
 
     def struck(self, what: str) -> None:
         now_ns = self.job.world.now_ns
