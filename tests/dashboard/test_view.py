@@ -433,7 +433,7 @@ def test_a_keeper_that_holds_its_lock_and_is_silent_is_unknown(places: Settings)
     assert view.state == "waiting" and "nobody can tell" in view.why
     write_beat(MEMORY, places.job_dir, KeeperBeat(CLOCK.monotonic_ns(), "before", 7))
     assert look(places).keeper_alive is None, "of another life of the machine"
-    (places.job_dir / "keeper.json").write_text("{")
+    (places.job_dir / "keeper-beat.json").write_text("{")
     [row] = look(places).doubts
     assert "has said nothing yet" in doubt_words(row)
     os.close(lock)

@@ -213,7 +213,7 @@ def test_a_wrapped_optimizer_is_protected_with_its_fence(settings: Settings) -> 
     inner = training.optimizer
     parts = {**training.stateful, "optimizer": Wrapper(inner)}
     job = keepstep.protect(settings, **parts)
-    assert len(inner._optimizer_step_pre_hooks) == 1
+    assert len(inner._optimizer_step_pre_hooks) == 2, "the clock's first, the fence's last"
     job.close()
     assert not inner._optimizer_step_pre_hooks
 

@@ -16,7 +16,7 @@ from keepstep.model.beats import (
 from keepstep.ports import Memory
 
 AGENT_FILE = "agent.json"
-KEEPER_FILE = "keeper.json"
+KEEPER_FILE = "keeper-beat.json"
 
 
 def write_beat(memory: Memory, job_dir: Path, beat: AgentBeat | KeeperBeat) -> bool:

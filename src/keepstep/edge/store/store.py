@@ -408,10 +408,10 @@ class Store:
         """The manifest of a checkpoint whose every byte is as written, else None. Raises StoreError
         when it cannot be read."""
         name = self.named(which)
-        raw = self.read_small(name, MANIFEST)
-        if raw is None or is_tombstone(raw, name, self.signer):
-            return None
         try:
+            raw = self.read_small(name, MANIFEST)
+            if raw is None or is_tombstone(raw, name, self.signer):
+                return None
             return self.verify(name)
         except DamageError:
             return None
@@ -525,7 +525,10 @@ class Store:
         size = self.place(name, MANIFEST).size()
         if size is None or size > MOST_BYTES:
             return size is None
-        raw = self.read_small(name, MANIFEST)
+        try:
+            raw = self.read_small(name, MANIFEST)
+        except DamageError:  # what stands there is no file, and no tombstone
+            return False
         if raw is not None and not is_tombstone(raw, name, self.signer):
             return False
         return self._local or len(self._entries(name)) > 1

@@ -86,6 +86,8 @@ class Beside:
         world = World(-1 - self._world.seed)
         states = self._world.seed if has_same else None
         self.other = SimJob(plan, world, job.around.disk, states)
+        if self.kind == "yesterday":  # and goes on from what the other one has stored, if it wakes
+            self.other.around.oracle.beside = job.around.oracle
         world.began_wall_ns = YEAR_2026_NS
         self._stepped = SteppedWorld(world)
         self._behind_ns = 0  # by how much its time is behind

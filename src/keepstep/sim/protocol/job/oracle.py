@@ -81,6 +81,8 @@ class Oracle:
         self.first = hashlib.blake2b(str(seed).encode(), digest_size=MIXED_BYTES).digest()
         self._runs = [_Run(world_size, 0, self.first, self.made_of)]
         self._run_of: dict[int, _Run] = {}  # by epoch
+        # of the same training, begun elsewhere: its checkpoints may be loaded, too
+        self.beside: Oracle | None = None
 
     def nbytes(self, rank: int) -> int:
         return self._nbytes + 7 * (self._kinds.of(rank, 0) % 5)
@@ -106,7 +108,8 @@ class Oracle:
         `mixed`; from the beginning when that is None. Raises ValueError when no run has been
         there."""
         at = (0, self.first) if mixed is None else (step, mixed)
-        known = [run for run in self._runs if run.has(*at)]
+        theirs = [] if self.beside is None else self.beside._runs
+        known = [run for run in (*self._runs, *theirs) if run.has(*at)]
         if not known:
             raise ValueError(f"no run had that state after step {step}")
         same = [run for run in known if run.world_size == world_size]
@@ -124,7 +127,12 @@ class Oracle:
         """Whether that is what this rank makes of a checkpoint of this step."""
         mixed = state[:MIXED_BYTES]
         is_known = any(run.has(step, mixed) for run in self._runs)
-        return is_known and state == self.made_of(mixed, rank, step)
+        if is_known and state == self.made_of(mixed, rank, step):
+            return True
+        if self.beside is None:
+            return False
+        is_theirs = any(run.has(step, mixed) for run in self.beside._runs)
+        return is_theirs and state == self.beside.made_of(mixed, rank, step)
 
 
 class _Run:
