@@ -525,13 +525,11 @@ class Store:
         size = self.place(name, MANIFEST).size()
         if size is None or size > MOST_BYTES:
             return size is None
-        try:
+        with suppress(DamageError):  # else what stands there is no file, so no tombstone
             raw = self.read_small(name, MANIFEST)
-        except DamageError:  # what stands there is no file, and no tombstone
-            return False
-        if raw is not None and not is_tombstone(raw, name, self.signer):
-            return False
-        return self._local or len(self._entries(name)) > 1
+            if raw is None or is_tombstone(raw, name, self.signer):
+                return self._local or len(self._entries(name)) > 1
+        return False
 
     def remove_unpublished(self, name: CheckpointName) -> None:
         """Remove the files of an attempt that was not published, and now never is. What was
