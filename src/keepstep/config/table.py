@@ -27,10 +27,10 @@ from keepstep.config.values import (
     absolute_store,
     are_dotted_names,
     are_functions,
+    default_job_name,
     default_state_dir,
     is_job_name,
     is_shared_store,
-    the_derived_job,
 )
 from keepstep.model.failure import DEFAULT_BUDGET, parse_budget
 from keepstep.model.hosts import parse_hosts
@@ -48,7 +48,7 @@ class Options(Generic[Unset, Directory]):
     """Every option, in the order in which a `Config` takes them."""
 
     job: str | Unset = option(
-        default=the_derived_job,
+        default=default_job_name,
         default_words="script name and a hash",
         check=Check(
             "a name of letters, digits, '.', '_' and '-', at most "

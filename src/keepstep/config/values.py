@@ -18,7 +18,7 @@ def is_job_name(value: str) -> bool:
     return 0 < len(value) <= MAX_JOB_CHARACTERS and allowed and value.strip(".") != ""
 
 
-def the_derived_job(environ: Environ, derived_job: str) -> str:
+def default_job_name(environ: Environ, derived_job: str) -> str:
     return derived_job
 
 

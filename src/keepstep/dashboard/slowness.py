@@ -109,13 +109,12 @@ def silence_rows(job_dir: Path, now: Moment) -> tuple[DoubtRow, ...]:
 def link_doubt_rows(links: LinksNow, keeper: KeeperLook, now: Moment) -> tuple[DoubtRow, ...]:
     """Why it cannot be told of some link whether it is slow. Where the keeper that compares them is
     silent or gone, what it has told is no news of now."""
-    doubts = links.doubts()
-    if links.compares_here and not keeper.alive:
+    if links.is_silent(keeper.alive):
         why = "this node's keeper, which compares them, has said nothing"
         return (DoubtRow(LINKS, "silence", why, keeper.silent_ns),)
     return tuple(
         DoubtRow(LINKS, told.doubt, told.why, max(0, now.wall_ns - told.event.wall_ns))
-        for told in doubts
+        for told in links.doubts()
     )
 
 

@@ -12,4 +12,5 @@ def process_state(pid: int) -> str:
 
 
 def is_dead(pid: int) -> bool:
-    return process_state(pid) in ("", "Z", "X")
+    stat = process_stat(pid)
+    return stat is None or stat.has_ended

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from keepstep.core.detection.links import LEAST_PAST, LONG, Direction, SlowLink, SlowLinks
 from keepstep.model.links import LinkSample
-from keepstep.model.units import MIB, MS_NS
+from keepstep.model.units import MIB, MS_NS, S_NS
 
 SLOWER = 4
 MOST_SHOWN = 8  # directions
@@ -46,7 +46,7 @@ def flaw_of_links(links: SlowLinks, turn: int) -> str:
 def _flaw(judge: SlowLinks, chosen: Direction) -> str:
     """The judge is spent then."""
     usual = judge.usual_bytes_per_s(chosen)
-    slow = LinkSample(max(1, round(usual / SLOWER * BUSY_NS / 1e9)), BUSY_NS)
+    slow = LinkSample(max(1, round(usual / SLOWER * BUSY_NS / S_NS)), BUSY_NS)
     for _ in range(LONG):
         judge.add(*chosen, slow)
     named = [cell for told in judge.news() if isinstance(told, SlowLink) for cell in told.cells]

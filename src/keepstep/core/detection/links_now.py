@@ -111,6 +111,11 @@ class LinksNow:
         mesh = self._mesh
         return mesh is not None and _has_links(mesh) and mesh.data.get("node") == LEADER
 
+    def is_silent(self, keeper_alive: bool | None) -> bool:
+        """Whether what this node's keeper has told of all links is no news of now. keeper_alive:
+        None: it says nothing."""
+        return self.compares_here and not keeper_alive
+
     def doubts(self) -> tuple[LinkDoubtTold, ...]:
         """Nothing where there is one node, or nobody has said how many there are."""
         mesh = self._mesh

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 AUTOGROUP = Path("/proc/self/autogroup")
-IDLE_NICE = 19
+FIRST_NICE, IDLE_NICE = -20, 19  # the least there is, and the most
 IMPATIENT_NICE = 5  # about an eighth of a core beside two that are always wanted
 PATIENCE_S = 5.0
 CHANGE_PAUSE_S = 0.11  # the kernel takes a change in 0.1 s, of all that have no privilege
@@ -30,10 +30,7 @@ def give_way(nice: int) -> None:
     """Let other processes compute first, by a nice value of 1 to 19; never above what this process
     had."""
     os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))
-    try:
-        _nice_session(max(nice, _session_nice()))
-    except BlockingIOError as error:
-        log.warning("session of process %d keeps its priority: %s", os.getpid(), error)
+    _nice_session_if_let(max(nice, _session_nice()))
 
 
 def give_way_in_thread(nice: int) -> None:
@@ -74,10 +71,7 @@ def in_idle_time(patience_s: float = PATIENCE_S) -> Iterator[None]:
 
     if is_privileged:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    try:
-        _nice_session(IDLE_NICE)
-    except BlockingIOError as error:
-        log.warning("session of process %d keeps its priority: %s", os.getpid(), error)
+    _nice_session_if_let(IDLE_NICE)
     timer = threading.Timer(patience_s, lose_patience)
     timer.daemon = True
     timer.start()
@@ -87,7 +81,7 @@ def in_idle_time(patience_s: float = PATIENCE_S) -> Iterator[None]:
         timer.cancel()
         with change:
             is_over = True
-            take_place(-IDLE_NICE - 1)
+            take_place(FIRST_NICE)
 
 
 def _compute_beside(thread: int, nice: int) -> None:
@@ -107,6 +101,14 @@ def _session_nice() -> int:
 def _leads_session() -> bool:
     """Another's session is not ours to change."""
     return os.getsid(0) == os.getpid()
+
+
+def _nice_session_if_let(nice: int) -> None:
+    """The session stays where it is when others change theirs again and again."""
+    try:
+        _nice_session(nice)
+    except BlockingIOError as error:
+        log.warning("session of process %d keeps its priority: %s", os.getpid(), error)
 
 
 def _nice_session(nice: int, tries: int = 2) -> None:

@@ -186,6 +186,14 @@ class Slot:
         holes, all may be."""
         return frozenset() if self._is_joined else blocks_of(self._holes())
 
+    def fits(
+        self, payload_bytes: int, manifest_bytes: int, lacking: frozenset[int] = frozenset()
+    ) -> bool:
+        """Whether such a snapshot has room, and there is no hole but in these blocks: what was
+        given up is not taken back, where there may be no memory any more."""
+        has_room = self.capacity >= payload_bytes and self.manifest_capacity >= manifest_bytes
+        return has_room and self.lacking() <= lacking
+
     def _holes(self) -> bytes:
         """The same, as a bitmap."""
         try:

@@ -107,16 +107,11 @@ class Shelf:
         manifest_capacity: int,
         lacking: frozenset[int] = frozenset(),
     ) -> Slot | None:
-        """The slot of that number, if it is there and at least so large, with no holes but in these
-        blocks: what was given up is not taken back, where there may be no memory any more."""
+        """The slot of that number, if it is there and has so much room (`Slot.fits`)."""
         slot = self._slots.get(rank, [None] * SLOTS)[index]
-        fits = (
-            slot is not None
-            and slot.capacity >= payload_capacity
-            and slot.manifest_capacity >= manifest_capacity
-            and slot.lacking() <= lacking
-        )
-        return slot if fits else None
+        if slot is None or not slot.fits(payload_capacity, manifest_capacity, lacking):
+            return None
+        return slot
 
     def take(
         self,

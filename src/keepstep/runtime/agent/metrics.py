@@ -107,7 +107,7 @@ class Metrics:
             yield "keeper", "silence"
         for event in self._slow.doubts():
             yield "slow ranks", str(event.data.get("doubt", ""))
-        if self._links.compares_here and not keeper_alive:
+        if self._links.is_silent(keeper_alive):
             yield "slow links", "silence"
             return
         for told in self._links.doubts():

@@ -187,8 +187,7 @@ class Capture:
         return plan.why + remark
 
     def _fits(self, slot: Slot, payload: int, manifest: int, lacking: frozenset[int]) -> bool:
-        has_room = slot.capacity >= payload and slot.manifest_capacity >= manifest
-        return has_room and slot.is_there() and slot.lacking() <= lacking
+        return slot.is_there() and slot.fits(payload, manifest, lacking)
 
     def _replace(self, index: int, payload: int, manifest: int) -> None:
         fresh = self._maker.make(index, payload, manifest)

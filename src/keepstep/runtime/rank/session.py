@@ -10,7 +10,6 @@ Invariant: at most one job of a process is open.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +33,7 @@ from keepstep.edge.torch.passes import watch_passes
 from keepstep.edge.torch.process_groups import gather_objects, process_group
 from keepstep.edge.torch.state import Protected
 from keepstep.errors import ConfigError, KeepstepError, UnsavedError
+from keepstep.model.events import WARNING
 from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.model.snapshot import Phase
 from keepstep.runtime.job_name import default_job
@@ -149,16 +149,17 @@ def _protect(
     claim_job_dir(settings.job_dir)
     journal = FileJournal(settings.journal_path, f"rank {who.rank}")
     if who.rank == 0:
-        tell_unheard(settings, who, journal)
+        _tell_unheard(settings, who, journal)
     speak_of_training(settings.log, speaks=who.rank == 0)
     _current = Job(settings, who, protected, journal)
     return _current
 
 
-def tell_unheard(settings: Settings, who: RankIdentity, journal: FileJournal) -> None:
+def _tell_unheard(settings: Settings, who: RankIdentity, journal: FileJournal) -> None:
+    """What code says that agents read, and have not heard."""
     unheard = unheard_options(settings, os.environ, nodes=2 if who.has_many_nodes else 1)
     if unheard:
-        journal.record("option-unheard", unheard, logging.WARNING)
+        journal.record("option-unheard", unheard, WARNING)
 
 
 def _begin_background() -> None:

@@ -230,9 +230,8 @@ class Fetch:
         path = slot_path(self._job_dir, self._rank, 0)
         try:
             with closing(Slot(self._memory, path)) as slot:
-                has_room = slot.manifest_capacity >= wanted.manifest_bytes
-                has_room = has_room and slot.lacking() <= blocks_of(wanted.lacking)
-                if slot.capacity < wanted.payload_bytes or not has_room:
+                lacking = blocks_of(wanted.lacking)
+                if not slot.fits(wanted.payload_bytes, wanted.manifest_bytes, lacking):
                     return None
                 if not slot.lock(exclusive=True):
                     return None

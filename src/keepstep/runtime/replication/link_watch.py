@@ -3,8 +3,7 @@
 Comes in: what the links have counted (`ports.Links.sent_counts`, `damaged`), and what other nodes
 report of theirs. Goes out: reports to the leading keeper; there, `slow-link` and `slow-link-over`
 in the journal, and `link-unknown` and `link-known` of what nobody can tell; `link-damages` where it
-is seen. Sends nothing of its own and delays nothing: it
-asks the kernel what the copies took.
+is seen. Sends nothing of its own and delays nothing: it asks the kernel what the copies took.
 
 Invariant: a sample is of enough bytes and of enough time to say something; what begins anew on the
 way (a connection, a keeper) is in none.

@@ -129,10 +129,7 @@ class Oracle:
         is_known = any(run.has(step, mixed) for run in self._runs)
         if is_known and state == self.made_of(mixed, rank, step):
             return True
-        if self.beside is None:
-            return False
-        is_theirs = any(run.has(step, mixed) for run in self.beside._runs)
-        return is_theirs and state == self.beside.made_of(mixed, rank, step)
+        return self.beside is not None and self.beside.is_checkpoint(step, rank, state)
 
 
 class _Run:
