@@ -239,6 +239,13 @@ def test_too_noisy_is_unknown(seed: int) -> None:
     assert "job.report(tokens=...)" in judge.doubts()["noise"]
 
 
+def test_nobody_who_tells_tokens_is_advised_to_tell_them() -> None:
+    judge = Stragglers()
+    told_of(Steps(2, 1, noise=0.9, tells_tokens=True), 1000, judge)
+    assert "see what else uses its processors" in judge.doubts()["noise"]
+    assert "job.report" not in judge.doubts()["noise"]
+
+
 def test_quiet_steps_leave_no_doubt() -> None:
     judge = Stragglers()
     told_of(Steps(2, 1), 500, judge)

@@ -45,14 +45,19 @@ def standing_doubts(
     return found
 
 
-def of_noise(noises: Mapping[int, float]) -> str:
+def of_noise(noises: Mapping[int, float], tells_tokens: bool) -> str:
     """noises: of the ranks of which nothing can be concluded, how much their steps vary against
-    their peers'."""
+    their peers'. tells_tokens: what varies with the batch is taken out already."""
     rank = min(noises)
+    what_to_do = (
+        "see what else uses its processors, or whether its work varies by more than its tokens"
+        if tells_tokens
+        else "job.report(tokens=...) takes out what varies with the batch"
+    )
     return (
         f"whether rank {rank} is slow cannot be told: against its peers its steps vary by "
         f"{100 * noises[rank]:.0f} %, and nothing is concluded from more than "
-        f"{100 * MOST_NOISE:.0f} %; job.report(tokens=...) takes out what varies with the batch"
+        f"{100 * MOST_NOISE:.0f} %; {what_to_do}"
     )
 
 

@@ -163,6 +163,11 @@ class Stragglers:
         """Who is, now."""
         return {rank: spell.slow for rank, spell in self._spells.items()}
 
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether all ranks have told how much work they had."""
+        return self._tokens > 0
+
     def forget(self, rank: int) -> None:
         """It is not looked at any more."""
         self._spells.pop(rank, None)
@@ -176,7 +181,7 @@ class Stragglers:
         computes_here = Section.COMPUTE in self._judged
         found = standing_doubts(self._facts, computes_here, has_peers) if self._facts else {}
         if noises := self.noises():
-            found["noise"] = of_noise(noises)
+            found["noise"] = of_noise(noises, self.tells_tokens)
         return found
 
     def noises(self) -> dict[int, float]:

@@ -416,7 +416,7 @@ class SlowRanks:
             else:
                 self._tell_over(over(slow, across.judged_step))
         if noises := {rank: n for rank, n in across.noises.items() if rank in self._pids}:
-            self._doubt("noise", of_noise(noises))
+            self._doubt("noise", of_noise(noises, life.judge.tells_tokens))
         if across.is_compared:
             self._is_known("alone", "the rank is compared with those of other nodes")
         if across.is_overdue and len(self._pids) > 1:
