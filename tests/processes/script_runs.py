@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.model.events import Event
+from tests.processes.waiting import until_it
 
 PATIENCE_S = 240.0
 KEEPSTEP_RUN = ("-m", "keepstep.cli.main", "run")
@@ -137,10 +137,7 @@ class ScriptRun:
         return [event for event in read_journal(journal) if event.kind == kind]
 
     def _until(self, look: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not look():
-            assert self.process.poll() is None and time.monotonic() < deadline, self.told()
-            time.sleep(0.01)
+        until_it(self.process, look, self.told, PATIENCE_S)
 
     def hold(self) -> None:
         """Until all ranks wait in the held step."""

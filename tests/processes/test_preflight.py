@@ -17,6 +17,7 @@ import pytest
 
 from keepstep.testing.lab import Lab
 from keepstep.testing.network import PREFIX, why_no_namespaces
+from tests.processes.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -134,10 +135,7 @@ def test_a_node_that_is_killed_half_way_is_told_and_nobody_hangs(lab: Lab) -> No
     processes = begin(lab, {}, {}, {}, "--only", "static,memory,network")
     seated = [lab.state_dir(node) for node in lab.seats]
     assert all(place.is_dir() for place in seated)
-    deadline = time.monotonic() + PATIENCE_S
-    while not children_of(processes[2].pid):  # it checks itself
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: children_of(processes[2].pid), "that it checks itself", PATIENCE_S)
     os.killpg(processes[2].pid, signal.SIGKILL)
     for node in (0, 1, 3):
         document = outcome(processes[node])
@@ -214,12 +212,9 @@ def test_ended_by_a_signal_it_leaves_no_process(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*PREFLIGHT, "--only", "memory", "--memory", "8g"], env=environ, stderr=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + PATIENCE_S
-    while not (children := children_of(process.pid)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    children = until(lambda: children_of(process.pid), "that it checks something", PATIENCE_S)
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 130
-    while any(Path(f"/proc/{child}").exists() for child in children):
-        assert time.monotonic() < deadline, "it is killed, or sees by itself that nobody waits"
-        time.sleep(0.02)
+    # they are killed, or see by themselves that nobody waits
+    left = [Path(f"/proc/{child}") for child in children]
+    until(lambda: not any(map(Path.exists, left)), "that nothing of it is left", PATIENCE_S)

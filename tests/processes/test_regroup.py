@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,6 +23,7 @@ from keepstep.edge.shm.status_page import read_status
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, SlotState
 from tests.processes.quick_steps import FEW_STEPS
+from tests.processes.waiting import until, until_it
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -180,12 +180,7 @@ class Running:
         ]
 
     def until(self, look: Any) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not look():
-            assert self.process.poll() is None and time.monotonic() < deadline, (
-                self.log.read_text()[-3000:]
-            )
-            time.sleep(0.01)
+        until_it(self.process, look, lambda: self.log.read_text()[-3000:], PATIENCE_S)
 
     def pid(self, rank: int) -> int:
         status = read_status(MEMORY, job_dir_of(self.arena, "j"), rank)
@@ -346,10 +341,9 @@ def test_without_an_agent_nobody_trains_on_alone(started: Any) -> None:
     run.process.kill()
     run.process.wait()
     os.kill(lost, signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE_S
-    while psutil.pid_exists(left) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not psutil.pid_exists(left), "it trains without its peer"
+    until(
+        lambda: not psutil.pid_exists(left), "that it does not train without its peer", PATIENCE_S
+    )
 
 
 @pytest.mark.everyday
