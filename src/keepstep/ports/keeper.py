@@ -55,12 +55,13 @@ class Links(Protocol):
         """Where others reach this keeper, from the beginning."""
 
     def be(self, node: int, secret: bytes, encrypt: bool = False) -> None:
-        """The keeper of this node, among those who know the secret, and encrypt what they send each
-        other or do not. Again, with anything else than before: without the links there were."""
+        """The keeper of this node in another mesh, among those who know the secret, and encrypt
+        what they send each other or do not. With anything else than before: without the links
+        there were."""
 
     def connect(self, node: int, address: tuple[str, int], incarnation: int = 0) -> None:
         """Be linked with that node's keeper, in this life of it or a later one. At another address
-        than before it is another machine's, of whatever age."""
+        than before, or at first in another mesh, it is another one, of whatever age."""
 
     def send(self, node: int, message: MeshMessage) -> bool:
         """False when it could not be taken: no link, or its queue is full."""

@@ -223,7 +223,7 @@ class _DrillRun:
         self._collect(crew, witness)
 
     def _follow(self, crew: Crew, witness: Witness, progress: Progress) -> None:
-        deadline = time.monotonic() + self._longest_s()
+        deadline, reached = time.monotonic() + self._longest_s(), -1
         tick_s = (
             0.001
             if self.soak is not None or any(f.from_outside or f.nodes for f in self.drill.faults)
@@ -240,20 +240,34 @@ class _DrillRun:
                 deadline = time.monotonic() + self._longest_s()
                 if self.soak.failure:
                     return
+            elif self.soak is not None and witness.completed_step > reached:
+                # how long its last steps take on a busy machine, nobody knows
+                deadline, reached = time.monotonic() + self._longest_s(), witness.completed_step
             time.sleep(tick_s)
-        if self.soak is not None and not self.soak.is_over:
-            self.soak.fail(
-                "expected the job to train on, found it ended with exit code "
-                f"{self.facts.exit_code}"
-            )
+        if self.soak is not None:
+            self._explain(self.soak)
         until = time.monotonic() + REMOVAL_S
         while crew.remains() and time.monotonic() < until:
             witness.look()
             time.sleep(0.02)
         self.facts.left_over = crew.remains()
 
+    def _explain(self, soak: Soak) -> None:
+        """Why it is over, if it should not be."""
+        if not soak.is_over:
+            soak.fail(
+                "expected the job to train on, found it ended with exit code "
+                f"{self.facts.exit_code}"
+            )
+        elif self.facts.exit_code is None:
+            soak.fail(
+                f"expected the job to end after step {soak.stop_step}, found no new step in "
+                f"{self._longest_s():.0f} s"
+            )
+
     def _longest_s(self) -> float:
-        """The longest the job may take on a busy machine; in a soak, behind its end."""
+        """The longest the job may take on a busy machine; in a soak, between two of the steps
+        behind its end."""
         restart_s = RESTART_S * (2 if self.drill.nodes > 1 else 1)
         if self.soak is not None:
             return 2 * restart_s

@@ -107,3 +107,57 @@ def test_a_fence_ends_the_links_of_older_lives_alone(fence: str) -> None:
         assert one.told[1:] == [("dead", 2, "fenced: incarnation 1000 is older than 1001")]
     else:
         assert ended is None and one.table.is_open(2) and one.told == [("up", 2)]
+
+
+def renumbered(former: int, successor: int) -> tuple[World, Keeper, Keeper, Keeper]:
+    """Node 2 has a link with node 1 of incarnation `former`; then another machine, with incarnation
+    `successor`, is node 1, and the former one has not heard of it. Both dial node 2."""
+    world = World()
+    late, one, two = world.keeper(1, former), world.keeper(1, successor), world.keeper(2)
+    late.connect(two)
+    two.connect(late, former)
+    while late.to_dial:
+        world.dial(late, two)
+    world.settle()
+    assert two.told == [("up", 1)]
+    two.table.begin_mesh()
+    two.connect(one, successor)
+    world.settle()
+    assert late.told[-1][:2] == ("dead", 2)
+    late.connect(two)
+    return world, late, one, two
+
+
+@pytest.mark.parametrize(("former", "successor"), [(9, 5), (5, 9)])
+def test_who_had_a_number_before_is_not_taken_for_a_later_life_of_who_has_it_now(
+    former: int, successor: int
+) -> None:
+    """A node that has lost its number and does not know it dials on, and its keeper may have begun
+    later than that of the node that has it now."""
+    world, late, one, two = renumbered(former, successor)
+    while late.to_dial:
+        world.dial(late, two)
+    world.settle(redials=1)
+    assert two.table._least[1][0] == successor
+    one.connect(two)
+    world.settle()
+    assert two.table.is_open(1) and two.table._links[1].incarnation == successor
+
+
+def test_another_mesh_says_who_a_node_is_whatever_life_has_come_by_itself() -> None:
+    world = World()
+    stranger, one, two = world.keeper(1, incarnation=9), world.keeper(1, 5), world.keeper(2)
+    two.connect(one, 5)
+    stranger.connect(two)  # node 2 cannot know that it is no later life
+    world.dial(stranger, two)
+    world.settle()
+    assert two.table._links[1].incarnation == 9
+    two.connect(one, 5)
+    assert two.table._links[1].incarnation == 9, "the same mesh: the keeper may have begun again"
+    two.table.begin_mesh()
+    two.connect(one, 5)
+    one.connect(two)
+    while one.to_dial:
+        world.dial(one, two)
+    world.settle(redials=0)
+    assert two.table.is_open(1) and two.table._links[1].incarnation == 5

@@ -102,14 +102,24 @@ class LinkTable:
         self._links: dict[int, PeerLink] = {}
         self._ending: dict[int, PeerLink] = {}  # the newest that has ended and is not over
         self._expected: set[int] = set()
-        # the oldest incarnation, and link of it, that is still listened to; it only grows
+        # the oldest incarnation, and link of it, that is still listened to; it only grows, until
+        # another mesh says who has that number
         self._least: dict[int, tuple[int, int]] = {}
         self._addresses: dict[int, Address] = {}  # where each was last said to be
+        # lives that had a number which another machine has now: they may not have heard of it
+        self._gone: dict[int, set[int]] = {}
+        self._unsaid: set[int] = set()  # of whom another mesh has said nothing yet
         # what was sent last, and as bytes: the leader says the same to all
         self._encoded: tuple[KeeperMessage | None, bytes] = None, b""
         self._is_closed = False
 
     # what the keeper wants
+
+    def begin_mesh(self) -> None:
+        """From now on another mesh says who has which number: a later life that has come by itself
+        counts no more than what is said of it first."""
+        with self._lock:
+            self._unsaid |= self._least.keys()
 
     def connect(
         self, node: int, address: Address, incarnation: int, now_ns: int
@@ -152,17 +162,23 @@ class LinkTable:
         """The link that this address and incarnation of a node replace, and why."""
         known = self._addresses.get(node)
         self._addresses[node] = address
-        # Another machine has that number now, whose clock says that it began before: whoever asks
-        # for the link knows that; by incarnations alone it would be refused for ever.
-        has_moved = known not in (None, address) and incarnation < self._least_of(node)[0]
+        has_moved = known not in (None, address)
+        gone = self._gone.setdefault(node, set())
         if has_moved:
+            gone.add(self._least_of(node)[0])
+        gone.discard(incarnation)
+        # Whoever asks for the link knows who has that number now. Whose clock says that it began
+        # before would be refused for ever, by incarnations alone.
+        is_another = incarnation < self._least_of(node)[0] and (has_moved or node in self._unsaid)
+        self._unsaid.discard(node)
+        if is_another:
             del self._least[node]
         self._least[node] = max((incarnation, 0), self._least_of(node))
         link = self._links.get(node)
         if link is None:
             return None
-        if has_moved:
-            return link, f"node {node} is now another machine"
+        if is_another:
+            return link, f"node {node} is now another machine, or a life that began before"
         return (link, self._fenced(link, incarnation)) if link.incarnation < incarnation else None
 
     def _least_of(self, node: int) -> tuple[int, int]:
@@ -374,6 +390,8 @@ class LinkTable:
     def _too_old(self, peer: Identity) -> Refused | None:
         if peer.node not in self._expected:
             return Refused(Refusal.NOT_EXPECTED, f"node {peer.node} is not expected")
+        if peer.incarnation in self._gone.get(peer.node, ()):
+            return Refused(Refusal.OLD_INCARNATION, f"node {peer.node} is another machine now")
         least = self._least[peer.node][0]
         if peer.incarnation < least:
             return Refused(

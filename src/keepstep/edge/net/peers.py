@@ -118,6 +118,9 @@ class Peers:
 
     # what the caller wants: see `LinkTable`
 
+    def begin_mesh(self) -> None:
+        self._table.begin_mesh()
+
     def connect(self, node: int, address: Address, incarnation: int = 0) -> None:
         ended = self._table.connect(node, address, incarnation, time.monotonic_ns())
         if ended is not None:

@@ -67,7 +67,8 @@ class TcpLinks:
 
     def be(self, node: int, secret: bytes, encrypt: bool = False) -> None:
         who = (node, secret, encrypt)
-        if self._who == who:
+        if self._who == who and self._peers is not None:
+            self._peers.begin_mesh()
             return
         if self._peers is not None:
             self._peers.close("another number")

@@ -137,12 +137,14 @@ class Atlas(Observer):
 
     def owed(self) -> Stamp | None:
         """What all ranks must be able to go back to."""
+        return None if self.is_over else self.surviving()
+
+    def surviving(self) -> Stamp | None:
+        """What was committed, where all of it is left; None before anything was, too."""
         known = self.committed
-        if known is None or self.is_over:
+        if known is None or not all(self._survives(known, rank) for rank in known.assignments):
             return None
-        return (
-            known.stamp if all(self._survives(known, rank) for rank in known.assignments) else None
-        )
+        return known.stamp
 
     def _survives(self, known: Generation, rank: int) -> bool:
         assignment = known.assignments[rank]

@@ -39,6 +39,7 @@ class Verdicts(Checker):
         self._seated: dict[int, set[str]] = {}  # hosts, by attempt
         self._final: Verdict | None = None
         self._gave_up = False
+        self._had_nothing = False  # to go back to, then
         self._was_refused = False  # a world of another size, for want of a checkpoint
         self._asking: set[Program] = set()
 
@@ -119,8 +120,15 @@ class Verdicts(Checker):
         self._asking.discard(program)
 
     def agent_ended(self, machine: Machine, exit_code: int) -> None:
-        self._gave_up |= exit_code != 0
+        if exit_code and not self._gave_up:
+            self._gave_up, self._had_nothing = True, self._has_nothing()
         self._was_refused |= exit_code == CODE_REFUSED and bool(self.job.plan.min_nodes)
+
+    def _has_nothing(self) -> bool:
+        """States in doubt are left, and of those before a bit was flipped where nothing else was
+        owed: nobody starts afresh for a doubt."""
+        is_damaged = bool(self.atlas.damages) and self.atlas.surviving() is None
+        return is_damaged and self.job.plan.doubts > 0
 
     @property
     def _has_lost_its_store(self) -> bool:
@@ -141,6 +149,7 @@ class Verdicts(Checker):
         is_excused = (
             is_done
             or self._was_refused
+            or self._had_nothing
             or self._has_lost_its_store
             or any(e in fault for e in EXCUSES for fault in self.job.faults)
         )

@@ -76,7 +76,8 @@ class SimLinks:
 
     def be(self, node: int, secret: bytes, encrypt: bool = False) -> None:
         assert not encrypt, "nobody listens in a simulated network"
-        if self._who == (node, secret):
+        if self._who == (node, secret) and self._peers is not None:
+            self._peers.table.begin_mesh()
             return
         if self._peers is not None:
             self._peers.close("another number")
