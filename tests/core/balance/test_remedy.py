@@ -8,9 +8,11 @@ from typing import get_args
 
 import pytest
 
-from keepstep.core.balance.remedy import MOST_SHARED, SWAP_NS, SlowFacts, remedy
+from keepstep.core.balance.remedy import MOST_SHARED, SlowFacts, remedy
+from keepstep.core.economics.swap_price import ASSUMED_NS as SWAP_NS
+from keepstep.core.economics.swap_price import SwapPrice
 from keepstep.model.step_work import JUDGED, PASSES, Section, Slow, SlowCause
-from keepstep.model.units import MS_NS
+from keepstep.model.units import MS_NS, S_NS
 
 SLOW = Slow(
     rank=2,
@@ -99,6 +101,19 @@ def test_where_the_program_has_more_to_do_no_node_is_swapped(costs: dict[int, in
     assert asked.rung != "swap" and "fixed work has not said yet" in asked.why
     other = replace(facts, confirmed="program", why_no_swap="the job has one node")
     assert "no swap for a spare: the job has one node" in remedy(other).why
+
+
+@pytest.mark.parametrize("seconds", [2, 300])
+def test_a_swap_costs_what_this_run_has_measured_and_it_says_so(seconds: int) -> None:
+    price = SwapPrice(seconds * S_NS, "measured: 2 restarts of this run in the middle")
+    facts = replace(FACTS, why_no_swap="", swap=price)
+    early = remedy(replace(facts, lost_ns=price.ns - 1))
+    assert early.rung != "swap"
+    assert f"before {seconds}.00 s are lost, which is what one costs (measured: 2" in early.why
+    late = remedy(replace(facts, lost_ns=price.ns))
+    assert late.rung == "swap" and f"about {seconds}.00 s once (measured: 2 rest" in late.why
+    assumed = remedy(replace(FACTS, why_no_swap="", lost_ns=SWAP_NS)).why
+    assert "about 60.00 s once (assumed: this run has measured none)" in assumed
 
 
 def test_who_costs_nothing_any_more_is_not_swapped() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.core.detection.stragglers import BLOCK_STEPS
+from keepstep.core.economics.swap_price import ASSUMED
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.step_work_page import StepWorkWriter, work_path
 from keepstep.model.parts import PartHealth
@@ -47,6 +48,7 @@ class Node:
         self.executor = FakeExecutor()
         self.completed_step: int | None = None
         self.slowed_cpu: PartHealth | None = None
+        self.swap_price = ASSUMED
         self.slow = SlowRanks(
             MEMORY,
             self.probes,
@@ -56,6 +58,7 @@ class Node:
             lambda: self.why_no_swap,
             lambda: self.completed_step,
             lambda: self.slowed_cpu,
+            swap_price=lambda: self.swap_price,
         )
         self.home, self.looks, self.now_ns = home, 0, 0
         self.timing = Timing.HOST

@@ -22,6 +22,7 @@ from keepstep.model.messages.agent_rank import (
     StandbyReady,
 )
 from keepstep.model.restarts import RegroupLate, RestartAll
+from keepstep.model.units import S_NS
 from keepstep.runtime.agent.enforcer import Enforcer
 from keepstep.runtime.agent.rank_group import REGROUP_STARTS, STANDBY_AFTER_NS, RankGroup
 from keepstep.runtime.agent.rank_server import RankServer
@@ -295,3 +296,36 @@ def test_a_rank_that_cannot_stay_after_all_is_not_waited_for(node: Node) -> None
     node.enter(1, keep=True)
     node.boxes[0].says(CannotStay(0))
     assert [late.ranks for late in node.late] == [(0,)]
+
+
+def test_what_a_swap_costs_is_learnt_from_starts_and_then_from_restarts(node: Node) -> None:
+    group, time = node.group, node.room.time
+    assert "assumed" in group.swap_price.source
+    time.pass_ns(8 * S_NS)
+    node.connect(0)
+    node.connect(1)
+    assert (group.swap_price.ns, group.swap_price.source[:8]) == (8 * S_NS, "measured")
+    node.restart(ANEW)
+    time.pass_ns(3600 * S_NS)  # another node is waited for
+    node.enter(1)
+    time.pass_ns(5 * S_NS)
+    node.connect(0)
+    assert group.swap_price.ns == 8 * S_NS, "not all have their state"
+    time.pass_ns(S_NS)
+    node.connect(1)
+    kill_ns = 1
+    assert group.swap_price.ns == 6 * S_NS + kill_ns, "nobody counts how long nodes are waited for"
+    assert group.swap_price.source == "measured: 1 restart of this run"
+
+
+def test_a_restart_upon_which_another_came_is_no_measure(node: Node) -> None:
+    group, time = node.group, node.room.time
+    node.restart(ANEW)
+    node.enter(1)
+    time.pass_ns(4 * S_NS)
+    node.connect(0)
+    node.restart(KEEP)
+    node.enter(2, keep=True)
+    time.pass_ns(50 * S_NS)
+    node.connect(1)
+    assert "no restart of all was seen" in group.swap_price.source

@@ -10,6 +10,7 @@ import pytest
 
 from keepstep.core.detection.drift import Drift
 from keepstep.core.detection.stragglers import BLOCK_STEPS
+from keepstep.core.economics.swap_price import SwapPrice
 from keepstep.edge.shm.step_work_page import RECORDS, work_path
 from keepstep.model.parts import PartHealth
 from keepstep.model.step_work import FixedWork, Hindrance, Timing, WorkBlock
@@ -271,6 +272,15 @@ def test_a_node_is_to_be_swapped_once_what_it_costs_is_lost(node: Node) -> None:
     told = len(node.swaps)
     node.train(Steps(RANKS, 1, slow=1, factor=2.0, onset=0), 100, first=2500)
     assert len(node.swaps) == told
+
+
+def test_a_swap_that_this_run_has_seen_to_be_cheap_comes_sooner(node: Node) -> None:
+    node.why_no_swap = ""
+    node.swap_price = SwapPrice(5 * S_NS, "measured: 1 restart of this run")
+    node.train(Steps(RANKS, 1, slow=1, factor=2.0), 1000)  # 40 ms a step
+    assert node.executor.run()
+    node.train(Steps(RANKS, 1, slow=1, factor=2.0, onset=0), 20, first=1000)
+    assert node.swaps and "about 5.00 s once (measured: 1 restart of this run)" in node.swaps[0]
 
 
 @pytest.mark.parametrize("tries_ns", [101, 147, None])

@@ -27,12 +27,12 @@ from typing import Literal
 from keepstep.core.balance.shares import LEAST_SHARE, best_shares, equal_shares, step_ns
 from keepstep.core.detection.reference import Confirmed
 from keepstep.core.detection.slow_words import ACTIONS, in_a_line
+from keepstep.core.economics.swap_price import ASSUMED, SwapPrice
 from keepstep.model.step_work import Slow
-from keepstep.model.units import S_NS, human_ns
+from keepstep.model.units import human_ns
 
 Rung = Literal["observe", "rebalance", "leave-out", "swap"]
 MOST_SHARED = 1 << 16  # micro-batches of a step; more are a page that somebody has damaged
-SWAP_NS = 60 * S_NS  # all ranks end, meet, and restore from memory; what was computed is not lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class SlowFacts:
     a step, on this node. ranks: on this node. lost_ns: since it has become slow, of what is left
     after rebalancing. why_no_swap: empty: it may be swapped. computes_ratio: of the slow rank's
     steps, those in which it has computed; less than 1 where others do not wait for it. confirmed:
-    what fixed work has said of its processor."""
+    what fixed work has said of its processor. swap: what one costs; all ranks end, meet, and restore
+    from memory, and what was computed is not lost."""
 
     slow: Slow
     ranks: int
@@ -51,6 +52,7 @@ class SlowFacts:
     why_no_swap: str
     computes_ratio: float = 1.0
     confirmed: Confirmed = ""
+    swap: SwapPrice = ASSUMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,11 @@ def remedy(facts: SlowFacts) -> Remedy:
         done = f"shared by speed, costs {human_ns(left_ns)}"
     else:
         left_ns, words = slow.excess_ns, _not_shared(facts)
-    if not _why_no_swap(facts) and left_ns > 0 and facts.lost_ns >= SWAP_NS:
+    if not _why_no_swap(facts) and left_ns > 0 and facts.lost_ns >= facts.swap.ns:
         why = (
             f"rank {slow.rank} has cost {human_ns(facts.lost_ns)} since step {slow.since_step} and "
             f"costs {human_ns(left_ns)} more with each step; its node leaves its place to a spare, "
-            f"which costs about {human_ns(SWAP_NS)} once"
+            f"which costs about {human_ns(facts.swap.ns)} once ({facts.swap.source})"
         )
         return Remedy("swap", left_ns, why, in_a_line(slow, "its node leaves to a spare"))
     return Remedy(rung, left_ns, f"{words}; {_swap(facts)}", in_a_line(slow, done))
@@ -170,6 +172,6 @@ def _swap(facts: SlowFacts) -> str:
     if why := _why_no_swap(facts):
         return f"no swap for a spare: {why}"
     return (
-        f"no swap for a spare before {human_ns(SWAP_NS)} are lost, which is what one costs "
-        f"({human_ns(facts.lost_ns)} until now)"
+        f"no swap for a spare before {human_ns(facts.swap.ns)} are lost, which is what one costs "
+        f"({facts.swap.source}; {human_ns(facts.lost_ns)} lost until now)"
     )

@@ -86,7 +86,9 @@ class Agent:
         self._restarts = Restarts(launch.ranks, launch.max_restarts, options.has_store, budget)
         self._keeper = AgentKeeperClient(world, options.job_dir, self)
         self._server = RankServer(options.job_dir / SOCKET, world.serve_boxes, self)
-        self._enforcer = Enforcer(world, options, self._server, self._why_no_swap)
+        self._enforcer = Enforcer(
+            world, options, self._server, self._why_no_swap, lambda: self._group.swap_price
+        )
         self._beat = Beat(
             world.clock,
             world.memory,

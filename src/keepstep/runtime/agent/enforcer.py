@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from keepstep.core.detection.diagnosis import cause_of
+from keepstep.core.economics.swap_price import ASSUMED, SwapPrice
 from keepstep.core.postmortem.message import clause_of, pattern_of
 from keepstep.core.recovery.recurrence import normalised
 from keepstep.model.diagnosis import Diagnosis
@@ -54,8 +55,10 @@ class Enforcer:
         options: AgentOptions,
         server: RankServer,
         why_no_swap: Callable[[], str] = lambda: "",
+        swap_price: Callable[[], SwapPrice] = lambda: ASSUMED,
     ) -> None:
-        """why_no_swap: why a spare cannot take this node's place, although that is wished for."""
+        """why_no_swap: why a spare cannot take this node's place, although that is wished for.
+        swap_price: what it would cost."""
         self._world = world
         self._options = options
         self._server = server
@@ -74,6 +77,7 @@ class Enforcer:
                 lambda: self.completed_step,
                 lambda: None if self._parts is None else self._parts.slowed_cpu,
                 options.canary_every_ns,
+                swap_price,
             )
             if options.tells_slow_ranks
             else None

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from keepstep.core.economics.swap_price import SwapCosts, SwapPrice
 from keepstep.core.recovery.standby import can_become
 from keepstep.edge.shm.status_page import read_status
 from keepstep.model.events import DEBUG, INFO, WARNING
@@ -42,6 +43,16 @@ class _Restart:
     began_ns: int
     killed_ns: int
     kept: bool
+
+
+@dataclass(slots=True)
+class _Renewal:
+    """All ranks have been started anew: how long that took besides meeting, so far. `missing`:
+    those that have not their state yet."""
+
+    killing_ns: int
+    formed_ns: int
+    missing: int
 
 
 @dataclass(slots=True)
@@ -82,7 +93,8 @@ class RankGroup:
         self._kill: _Kill | None = None
         self._processes: dict[int, int] = {}  # of this attempt, those that have ended too
         self._started_ns = 0  # when ranks were last started
-        self._starting_ns = 0  # the longest that one took until it had its state
+        self._renewal: _Renewal | None = None
+        self._costs = SwapCosts()
 
     # -- what is known
 
@@ -96,6 +108,11 @@ class RankGroup:
     def some_can_stay(self) -> bool:
         """Whether there is a rank to which others could come back."""
         return any(map(self._server.can_stay, self._world.processes.living.values()))
+
+    @property
+    def swap_price(self) -> SwapPrice:
+        """What it costs to have a spare take this node's place."""
+        return self._costs.price
 
     @property
     def _pids(self) -> list[int]:
@@ -142,8 +159,15 @@ class RankGroup:
 
     def rank_has_state(self) -> None:
         """A rank that was started is through with its beginning."""
-        took_ns = self._world.clock.monotonic_ns() - self._started_ns
-        self._starting_ns = max(self._starting_ns, took_ns)
+        now_ns = self._world.clock.monotonic_ns()
+        self._costs.started(now_ns - self._started_ns)
+        renewal = self._renewal
+        if renewal is None:
+            return
+        renewal.missing -= 1
+        if not renewal.missing:
+            self._renewal = None
+            self._costs.restarted(renewal.killing_ns + now_ns - renewal.formed_ns)
 
     def rank_regrouped(self) -> None:
         """One more rank trains on; perhaps the last one."""
@@ -154,6 +178,7 @@ class RankGroup:
         restart, self._restart = self._restart, None
         if restart is not None:  # else this node is new here
             took_ns = self._world.clock.monotonic_ns() - restart.began_ns
+            self._costs.regrouped(took_ns)
             why = f"{restart.why}; all ranks of this node train on after {human_ns(took_ns)}"
             told = {"duration_ns": took_ns, "attempt": self.place.attempt}
             self._world.journal.record("recovered", why, WARNING, **told)
@@ -237,6 +262,7 @@ class RankGroup:
         """The attempt is formed: whoever cannot stay in its process ends. `then` hears those that
         do not die; if there are none, `fill` is to follow."""
         before, self.place = self.place, place
+        self._renewal = None
         self._keeps = keep
         self._is_ordered = False
         living = self._world.processes.living
@@ -274,7 +300,9 @@ class RankGroup:
 
     def _begin_regroup(self) -> None:
         self._end_regroup()
-        within_ns = max(self._options.deadlines.regroup_ns, REGROUP_STARTS * self._starting_ns)
+        within_ns = max(
+            self._options.deadlines.regroup_ns, REGROUP_STARTS * self._costs.longest_start_ns
+        )
         late = self._world.timers.after(within_ns, self._regroup_is_late)
         self._regroup = _Regroup(within_ns, late)
 
@@ -300,6 +328,8 @@ class RankGroup:
             return
         if not restart.kept:
             self._restart = None  # else until all have found together
+            killing_ns = restart.killed_ns - restart.began_ns
+            self._renewal = _Renewal(killing_ns, formed_ns, self._launch.ranks)
         took = human_ns(self._started_ns - restart.began_ns)
         self._world.journal.record(
             "ranks-restarted",

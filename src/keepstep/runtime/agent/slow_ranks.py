@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
-from keepstep.core.balance.remedy import SlowFacts, remedy
+from keepstep.core.balance.remedy import Remedy, SlowFacts, remedy
 from keepstep.core.detection.across_nodes import SILENT_NS
 from keepstep.core.detection.drift import LEARNT_BLOCKS, median
 from keepstep.core.detection.reference import ReferenceVerdict, confirm, throttled
@@ -35,6 +36,7 @@ from keepstep.core.detection.slow_doubts import (
 )
 from keepstep.core.detection.slow_words import SlowOver, over
 from keepstep.core.detection.stragglers import BLOCK_STEPS, common_timing, judge_of
+from keepstep.core.economics.swap_price import ASSUMED, SwapPrice
 from keepstep.edge.shm.step_work_page import StepWorkReader, work_path
 from keepstep.model.events import WARNING
 from keepstep.model.node_steps import NamedSlow
@@ -154,17 +156,19 @@ class SlowRanks:
         completed_step: Callable[[], int | None] = lambda: None,
         slowed_cpu: Callable[[], PartHealth | None] = lambda: None,
         canary_every_ns: int = 0,
+        swap_price: Callable[[], SwapPrice] = lambda: ASSUMED,
     ) -> None:
         """completed_step: the newest one that all of the node's ranks have completed, None: one has
         completed none; told by other means than their records. slowed_cpu: the node's processors,
         where some are slowed down for their heat now. canary_every_ns: so often a copy of what
-        judges them is shown a slow rank; 0: only when ranks begin to train."""
+        judges them is shown a slow rank; 0: only when ranks begin to train. swap_price: what it
+        costs that a spare takes this node's place."""
         self._memory = memory
         self._probes = probes
         self._executor = executor
         self._journal = journal
         self._job_dir = job_dir
-        self._why_no_swap = why_no_swap
+        self._why_no_swap, self._swap_price = why_no_swap, swap_price
         self._wants_swap = ""  # why
         self._pids: dict[int, int] = {}
         self._hindrance: dict[int, Callable[[], Hindrance]] = {}  # of the ranks that live
@@ -370,7 +374,7 @@ class SlowRanks:
             else:
                 self._tell_over(told)
         for slow in life.slow.values():
-            found = remedy(life.facts(slow, self._why_no_swap()))
+            found = self._remedy(life, slow)
             lost_ns = life.lost_ns.get(slow.rank, 0) + found.left_ns * steps
             life.lost_ns[slow.rank] = lost_ns
             if found.rung == "swap":
@@ -380,6 +384,10 @@ class SlowRanks:
             if doubt != "alone" or life.across is None or life.across.is_overdue:
                 self._doubt(doubt, why)
         self._show_canary(life, end_step)
+
+    def _remedy(self, life: _Life, slow: Slow) -> Remedy:
+        facts = life.facts(slow, self._why_no_swap())
+        return remedy(replace(facts, swap=self._swap_price()))
 
     def _show_canary(self, life: _Life, end_step: int) -> None:
         """Not before it can have learnt what ranks usually do."""
@@ -442,7 +450,7 @@ class SlowRanks:
         is_computed = slow.cause == "compute" and life.timing is Timing.HOST
         asks = is_computed and len(self._pids) > 1 and is_here
         life.confirmed[slow.rank] = ReferenceVerdict("asked" if asks else "", 0.0, "")
-        found = remedy(life.facts(slow, self._why_no_swap()))
+        found = self._remedy(life, slow)
         self._journal.record(
             "slow-rank",
             found.line,
