@@ -357,6 +357,7 @@ def test_who_is_slow_is_shown_while_the_job_trains(places: Settings) -> None:
     journal.record("slow-confirmed", "rank 0: slow cores", rank=0, cause="processor")
     journal.record("slow-confirmed", "rank 1: more to do", rank=1, cause="program")
     journal.record("slow-unknown", "a device", doubt="device")
+    journal.record("slow-unknown", "learns", doubt="learning")
     journal.close()
     pages = [make_rank(places, rank, [7], step=8) for rank in range(2)]
     [row] = look(places, later_s=5).slow
@@ -364,11 +365,14 @@ def test_who_is_slow_is_shown_while_the_job_trains(places: Settings) -> None:
     assert (row.confirmed, row.confirmed_why) == ("program", "rank 1: more to do")
     assert row.detail == "all"
     assert 5 * S_NS <= row.age_ns < 60 * S_NS
-    [doubt] = look(places).doubts
+    doubt, learning = look(places).doubts
     assert (doubt.of, doubt.doubt, doubt.why) == ("slow ranks", "device", "a device")
+    assert (learning.of, learning.doubt) == ("slow ranks", "learning")
     hot = FileJournal(places.journal_path, "agent")
+    hot.record("slow-known", "learnt", doubt="learning")
     hot.record("slow-confirmed", "rank 1: heat", rank=1, cause="throttled")
     hot.close()
+    assert [doubt.doubt for doubt in look(places).doubts] == ["device"]
     [row] = look(places).slow
     assert (row.cause, row.confirmed, row.confirmed_why) == ("throttled",) * 2 + ("rank 1: heat",)
     pages[1].close()

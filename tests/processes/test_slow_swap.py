@@ -42,8 +42,8 @@ for step in job.steps({STEPS}):
         time.sleep(0.05)
 pathlib.Path(f"sum-{{os.environ['RANK']}}").write_text(str(float(weights.mean())))
 """
-# A swap costs what the ranks took to start, which is most of a minute on a busy machine: an agent of
-# this test takes it for a second.
+# A swap costs what the ranks took to start, which is most of a minute on a busy machine: an agent
+# of this test takes it for a second.
 CHEAPER = """
 import sys
 if "keepstep.cli.main" in sys.orig_argv:

@@ -32,7 +32,7 @@ KINDS = {
     "slow-rank": "a rank needs more for its steps than its peers, in which section, and what for",
     "slow-over": "a slow rank is as fast as before, or is no longer judged",
     "slow-confirmed": "fixed work where a slow rank runs: is its processor slow, or its program",
-    "slow-unknown": "why nobody can tell whether a rank is slow: noise, no peers, no records",
+    "slow-unknown": "why nobody can tell whether a rank is slow: still learnt, noise, no peers",
     "slow-known": "what kept anybody from telling that is over",
     "link-damages": "what comes from a node is again and again not as it was sent",
     "slow-link": "copies go more slowly than before: from, to or between which nodes, and why",

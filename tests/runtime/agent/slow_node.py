@@ -10,6 +10,7 @@ from keepstep.core.detection.stragglers import BLOCK_STEPS
 from keepstep.core.economics.swap_price import ASSUMED
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.step_work_page import StepWorkWriter, work_path
+from keepstep.model.events import INFO
 from keepstep.model.parts import PartHealth
 from keepstep.model.step_work import GroupEntries, Hindrance, Section, StepWork, Timing, WorkBlock
 from keepstep.model.units import MS_NS, S_NS
@@ -32,6 +33,20 @@ class Counted(FakeProbes):
         return lambda: self.counts
 
 
+class Told(FakeJournal):
+    """What an agent tells of its ranks' steps; that they are still learnt, apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learning = FakeJournal()
+
+    def record(self, kind: str, why: str, /, level: int = INFO, **data: Any) -> None:
+        if data.get("doubt") == "learning":
+            self.learning.record(kind, why, level, **data)
+        else:
+            super().record(kind, why, level, **data)
+
+
 class Node:
     """Ranks that write their pages, and the agent's eye on them."""
 
@@ -43,7 +58,7 @@ class Node:
         first_rank: int = 0,
         board: StepsBoard | None = None,
     ) -> None:
-        self.journal, self.probes = FakeJournal(), Counted()
+        self.journal, self.probes = Told(), Counted()
         self.why_no_swap = "the job has one node"
         self.executor = FakeExecutor()
         self.completed_step: int | None = None

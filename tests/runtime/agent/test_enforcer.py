@@ -181,7 +181,8 @@ def test_ranks_that_train_and_show_no_steps_are_told_of(node: Node) -> None:
             )
         assert list(node.enforcer.look_at_steps()) == []
         node.room.time.pass_ns(S_NS // 2)
-    [told] = node.room.journal.of("slow-unknown")
+    learning, told = node.room.journal.of("slow-unknown")
+    assert learning.data["doubt"] == "learning"
     assert told.data["doubt"] == "records" and "ranks 2, 3 did" in told.why
     for page in pages:
         assert page is not None

@@ -91,6 +91,16 @@ def test_it_is_told_once_when_that_is_over(home: Path) -> None:
     assert "it was slow for" in nodes.nodes[1].journal.events[1].why
 
 
+def test_a_rank_is_learnt_once_the_leader_has_compared_enough(home: Path) -> None:
+    """The node itself has seen more blocks by then: the leader's are of 20 steps here."""
+    nodes = Nodes(home, 2)
+    nodes.train(Steps(2, 1), 400)
+    assert [node.journal.learning.kinds for node in nodes.nodes] == [["slow-unknown"]] * 2
+    nodes.train(Steps(2, 1), 300)
+    both = ["slow-unknown", "slow-known"]
+    assert [node.journal.learning.kinds for node in nodes.nodes] == [both] * 2
+
+
 def test_clean_steps_of_two_nodes_are_not_told_of(home: Path) -> None:
     nodes = Nodes(home, 2)
     nodes.train(Steps(2, 1), 3000)

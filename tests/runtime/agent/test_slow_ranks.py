@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.core.detection.drift import Drift
+from keepstep.core.detection.drift import LEARNT_BLOCKS, Drift
 from keepstep.core.detection.stragglers import BLOCK_STEPS
 from keepstep.core.economics.swap_price import SwapPrice
 from keepstep.edge.shm.step_work_page import RECORDS, work_path
+from keepstep.model.events import DEBUG
 from keepstep.model.parts import PartHealth
 from keepstep.model.step_work import FixedWork, Hindrance, Timing, WorkBlock
 from keepstep.model.units import MS_NS, S_NS
@@ -225,6 +226,23 @@ def test_of_a_job_of_one_rank_nothing_is_told(tmp_path: Path) -> None:
     node.train(Steps(1, 1), 400)
     assert node.journal.events == []
     node.close()
+
+
+def test_while_steps_are_learnt_that_is_told_and_again_after_a_restore(node: Node) -> None:
+    """Nobody is named until then, which says nothing of how they are."""
+    learning = node.journal.learning
+    assert learning.kinds == ["slow-unknown"] and learning.levels == [DEBUG]
+    assert "24 blocks of 5 steps or more" in learning.events[0].why
+    learnt = LEARNT_BLOCKS * BLOCK_STEPS + WARM_STEPS
+    node.train(Steps(RANKS, 1), learnt // BLOCK_STEPS * BLOCK_STEPS, every=1)
+    assert learning.kinds == ["slow-unknown"]
+    node.train(Steps(RANKS, 1), 3 * BLOCK_STEPS, first=learnt, every=1)
+    assert learning.kinds == ["slow-unknown", "slow-known"]
+    node.train(Steps(RANKS, 1), 50, first=learnt, epoch=2)
+    assert learning.kinds == ["slow-unknown", "slow-known", "slow-unknown"]
+    node.slow.begin(node.pids, RANKS)
+    assert learning.kinds[3:] == [], "once"
+    assert node.journal.kinds == []
 
 
 def test_who_looks_too_rarely_begins_anew_and_accuses_nobody(node: Node) -> None:

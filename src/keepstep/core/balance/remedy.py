@@ -41,8 +41,8 @@ class SlowFacts:
     a step, on this node. ranks: on this node. lost_ns: since it has become slow, of what is left
     after rebalancing. why_no_swap: empty: it may be swapped. computes_ratio: of the slow rank's
     steps, those in which it has computed; less than 1 where others do not wait for it. confirmed:
-    what fixed work has said of its processor. swap: what one costs; all ranks end, meet, and restore
-    from memory, and what was computed is not lost."""
+    what fixed work has said of its processor. swap: what one costs; all ranks end, meet, and
+    restore from memory, and what was computed is not lost."""
 
     slow: Slow
     ranks: int

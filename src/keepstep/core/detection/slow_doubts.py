@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Literal
 
-from keepstep.core.detection.drift import MOST_NOISE
+from keepstep.core.detection.drift import LEARNT_BLOCKS, MOST_NOISE
 from keepstep.model.units import S_NS, first_names
 
 # DEVICE: what ranks compute there takes no time of theirs. ALONE: a rank has no peers on its node.
 # NOISE: steps vary too much. RECORDS: a rank that trains shows nothing of its steps. NODES: ranks
 # are not compared with those of other nodes. BLIND: what judges them does not see a slow rank that
-# is planted (slow_canary.py).
-Doubt = Literal["device", "alone", "noise", "records", "nodes", "blind"]
+# is planted (slow_canary.py). LEARNING: nobody knows yet what steps usually take.
+Doubt = Literal["device", "alone", "noise", "records", "nodes", "blind", "learning"]
 
 # A rank that trains has shown a step by then, unless its page cannot be read or is not there.
 UNRECORDED_NS = 30 * S_NS
@@ -43,6 +43,15 @@ def standing_doubts(
             "compare it with; only what the kernel counts (quota, memory, neighbours) is judged"
         )
     return found
+
+
+def of_learning(block_steps: int) -> str:
+    """Until then nobody is called slow, whatever its steps take. block_steps: of the shortest
+    blocks that there are."""
+    return (
+        "whether a rank of this node is slow cannot be told yet: what its steps usually take is "
+        f"still learnt, from {LEARNT_BLOCKS} blocks of {block_steps} steps or more"
+    )
 
 
 def of_noise(noises: Mapping[int, float], tells_tokens: bool) -> str:

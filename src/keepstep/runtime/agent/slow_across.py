@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from keepstep.core.detection.across_nodes import SILENT_NS, AcrossNodes, block_steps_across
+from keepstep.core.detection.drift import LEARNT_BLOCKS
 from keepstep.core.detection.slow_words import with_words
 from keepstep.model.node_steps import (
     MOST_BLOCKS,
@@ -63,6 +64,7 @@ class SlowAcross:
         self._posts = 0
         self._exchanged_ns = 0
         self._has_compared = False
+        self._first_judged_step = -1
         self._texts: dict[int, str] = {}  # by node, what it told last
         self._word: SlowWord | None = None
         self._waited_ns = self._now_ns = 0
@@ -114,6 +116,15 @@ class SlowAcross:
     def is_compared(self) -> bool:
         """This node's ranks are compared with others, as the leader last said, and not long ago."""
         return self._has_compared and not self.is_overdue
+
+    @property
+    def has_learnt(self) -> bool:
+        """Whether the leader has judged as many blocks as it takes to know what ranks usually do,
+        and this node has heard that."""
+        if self._cutter is None or self._first_judged_step < 0:
+            return False
+        judged = (self.judged_step - self._first_judged_step) // self._cutter.block_steps + 1
+        return judged > LEARNT_BLOCKS
 
     @property
     def is_overdue(self) -> bool:
@@ -170,6 +181,8 @@ class SlowAcross:
         before = -1 if self._word is None else self._word.judged_step
         if word.judged_step > before and self._board.node not in word.silent and word.ranks > 1:
             self._waited_ns, self._has_compared = 0, True
+            if self._first_judged_step < 0:
+                self._first_judged_step = word.judged_step
         named = tuple(replace(one, slow=with_words(one.slow)) for one in word.slow)
         self._word = replace(word, slow=named)
 

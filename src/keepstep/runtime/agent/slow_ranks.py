@@ -29,6 +29,7 @@ from keepstep.core.detection.slow_canary import KEPT_BLOCKS, flaw_of_fresh_judge
 from keepstep.core.detection.slow_doubts import (
     UNRECORDED_NS,
     Doubt,
+    of_learning,
     of_no_word,
     of_noise,
     of_records,
@@ -38,7 +39,7 @@ from keepstep.core.detection.slow_words import SlowOver, over
 from keepstep.core.detection.stragglers import BLOCK_STEPS, common_timing, judge_of
 from keepstep.core.economics.swap_price import ASSUMED, SwapPrice
 from keepstep.edge.shm.step_work_page import StepWorkReader, work_path
-from keepstep.model.events import WARNING
+from keepstep.model.events import DEBUG, INFO, WARNING
 from keepstep.model.node_steps import NamedSlow
 from keepstep.model.parts import PartHealth
 from keepstep.model.step_work import (
@@ -202,6 +203,8 @@ class SlowRanks:
             self._is_known("alone", "the rank has peers on its node")
         self._pids = dict(pids)
         self._hindrance = {rank: self._probes.hindrance(pid) for rank, pid in pids.items()}
+        if pids:
+            self._doubt("learning", of_learning(BLOCK_STEPS), DEBUG)
 
     def forget(self, rank: int) -> None:
         """It has ended."""
@@ -303,6 +306,7 @@ class SlowRanks:
         for rank in list(newest):
             self._end_spell(rank, "its steps are done again from a restored state")
         self._is_known("noise", "steps are done again from a restored state, and judged anew")
+        self._doubt("learning", of_learning(BLOCK_STEPS), DEBUG)
         self._life = None
         epochs = {work.epoch for work in newest.values()}
         if len(epochs) > 1:
@@ -356,6 +360,9 @@ class SlowRanks:
         if life.across is not None:
             life.across.look(newest, self._now_ns)
             self._hear_leader(life, life.across, now_step)
+        knows_all = life.across is None or life.across.has_learnt
+        if life.blocks > LEARNT_BLOCKS and knows_all:
+            self._is_known("learning", "enough is known of what steps usually take", DEBUG)
 
     # -- telling
 
@@ -434,16 +441,16 @@ class SlowRanks:
         elif across.is_compared:
             self._is_known("nodes", "this node's ranks are compared with those of all other nodes")
 
-    def _doubt(self, doubt: Doubt, why: str) -> None:
+    def _doubt(self, doubt: Doubt, why: str, level: int = INFO) -> None:
         """Once: its numbers change, and that is no news."""
         if doubt not in self._doubts:
             self._doubts[doubt] = why
-            self._journal.record("slow-unknown", why, doubt=doubt)
+            self._journal.record("slow-unknown", why, level, doubt=doubt)
 
-    def _is_known(self, doubt: Doubt, why: str) -> None:
+    def _is_known(self, doubt: Doubt, why: str, level: int = INFO) -> None:
         """That doubt is over, if it was told."""
         if self._doubts.pop(doubt, ""):
-            self._journal.record("slow-known", why, doubt=doubt)
+            self._journal.record("slow-known", why, level, doubt=doubt)
 
     def _tell(self, life: _Life, slow: Slow, now_step: int) -> None:
         is_here = slow.rank in life.judge.slow  # a whole node that is slow has no measure on it
