@@ -196,7 +196,8 @@ class PartHealth(NamedTuple):
     """What is said of a part. `part`: its kind and, of several, which. `health`: the word of
     `PartState`. `why`: a clause with its numbers, `fix`: the cheapest thing to do about it. `most`:
     the harshest `PartPolicy` that this is worth. `seen_ns`: when that was last looked at, 0:
-    never. `slows`: what is sick slows down the ranks that compute with it, for heat or power."""
+    never. `slows`: what is sick slows down the ranks that compute with it: heat, power, or a clock
+    that is below its peers'."""
 
     part: str
     health: str

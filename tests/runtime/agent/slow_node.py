@@ -62,7 +62,7 @@ class Node:
         self.why_no_swap = "the job has one node"
         self.executor = FakeExecutor()
         self.completed_step: int | None = None
-        self.slowed_cpu: PartHealth | None = None
+        self.parts: tuple[PartHealth, ...] = ()
         self.swap_price = ASSUMED
         self.slow = SlowRanks(
             MEMORY,
@@ -72,7 +72,8 @@ class Node:
             home,
             lambda: self.why_no_swap,
             lambda: self.completed_step,
-            lambda: self.slowed_cpu,
+            lambda: self.parts,
+            ("1", "0"),  # the first rank's device is the second one
             swap_price=lambda: self.swap_price,
         )
         self.home, self.looks, self.now_ns = home, 0, 0

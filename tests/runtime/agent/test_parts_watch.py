@@ -11,6 +11,7 @@ from pathlib import Path
 from keepstep.core.parts.judgement import as_of
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.parts_file import read_parts
+from keepstep.core.detection.slowed_part import slowed_cpu
 from keepstep.model.parts import (
     BEAT,
     PROBES,
@@ -217,14 +218,14 @@ def test_processors_that_are_slowed_down_are_known_while_somebody_sees_them(
 ) -> None:
     node = Node(tmp_path)
     node.run(BEGIN_AFTER_NS + 30 * S_NS)
-    assert node.watch.slowed_cpu is None
+    assert slowed_cpu(node.watch.parts) is None
     node.is_hot = True
     node.run(30 * S_NS)
-    found = node.watch.slowed_cpu
+    found = slowed_cpu(node.watch.parts)
     assert found is not None and found.part == "cpu" and "for their heat" in found.why
     node.is_stopped = True
     node.run(20 * S_NS)
-    assert node.watch.slowed_cpu is None, "nobody has seen them lately"
+    assert slowed_cpu(node.watch.parts) is None, "nobody has seen them lately"
 
 
 def test_what_is_no_answer_is_refused_and_told(tmp_path: Path) -> None:

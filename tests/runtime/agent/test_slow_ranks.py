@@ -3,7 +3,8 @@ all ranks are compared, and what belongs to another life is not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ import pytest
 from keepstep.core.detection.drift import LEARNT_BLOCKS, Drift
 from keepstep.core.detection.stragglers import BLOCK_STEPS
 from keepstep.core.economics.swap_price import SwapPrice
+from keepstep.core.parts.gpus import Gpus
 from keepstep.edge.shm.step_work_page import RECORDS, work_path
 from keepstep.model.events import DEBUG
-from keepstep.model.parts import PartHealth
-from keepstep.model.step_work import FixedWork, Hindrance, Timing, WorkBlock
+from keepstep.model.parts import GpuReading, PartHealth
+from keepstep.model.step_work import FixedWork, Hindrance, Section, Timing, WorkBlock
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.runtime.agent.slow_ranks import TICK_NS, WARM_STEPS
 from keepstep.runtime.agent.step_blocks import _grown
@@ -60,7 +62,7 @@ def test_a_slow_processor_is_throttled_once_its_node_is_hot(node: Node, tries_ns
     node.train(Steps(RANKS, 1, slow=1, factor=1.5), 500)
     assert node.executor.run() and node.journal.kinds == ["slow-rank", "slow-confirmed"]
     hot = "cores were slowed down for their heat 12 times since the last look"
-    node.slowed_cpu = PartHealth("cpu", "bad", hot, "look at fans", slows=True)
+    node.parts = (PartHealth("cpu", "bad", hot, "look at fans", slows=True),)
     node.train(Steps(RANKS, 1, slow=1, factor=1.5, onset=0), 200, first=500)
     told = node.journal.events[2:]
     assert [event.kind for event in told] == ["slow-confirmed"] * (tries_ns == 147)
@@ -346,6 +348,51 @@ def test_a_slow_device_is_named_and_no_fixed_work_runs_on_its_processors(node: N
     assert (told.kind, told.data["rank"], told.data["cause"]) == ("slow-rank", 1, "compute")
     assert "fixed work is not run on devices" in told.data["detail"]
     assert not node.executor.run() and node.swaps == []
+
+
+HOT = [  # as NVML reads them: 0x40 is a slowdown for heat
+    GpuReading("0000:3b:00", "H100", 91, 0, 0x40, 900, 0.99),
+    GpuReading("0000:86:00", "H100", 60, 31, 0, 1980, 0.99),
+]
+
+
+def looks_at(readings: Sequence[GpuReading], looks: int = 12) -> tuple[PartHealth, ...]:
+    """What is known of GPUs that read so for a while."""
+    judge = Gpus()
+    return tuple([judge.add(readings, look * 10 * S_NS) for look in range(looks)][-1])
+
+
+@pytest.mark.parametrize("hot_one", [0, 1])
+def test_a_slow_rank_on_a_hot_device_is_throttled_and_its_node_may_be_swapped(
+    node: Node, hot_one: int
+) -> None:
+    """Rank 1 is slow, whose device is the first one; the other's heat explains nothing."""
+    node.timing = Timing.DEVICE
+    node.why_no_swap = ""
+    for rank in range(RANKS):
+        node.start(rank)
+    node.train(on_device(Steps(RANKS, 1, slow=1, factor=2.0)), 500)
+    assert node.journal.kinds == ["slow-rank"]
+    node.parts = looks_at(
+        HOT if hot_one == 0 else [replace(HOT[1], bus="0000:3b:00"), replace(HOT[0], bus="0000:86")]
+    )
+    node.train(on_device(Steps(RANKS, 1, slow=1, factor=2.0, onset=0)), 2000, first=500)
+    told = node.journal.events[1:]
+    assert [event.kind for event in told] == ["slow-confirmed"] * (hot_one == 0)
+    assert bool(node.swaps) == (hot_one == 0), "else nobody knows whether the device is slow"
+    if told:
+        assert told[0].data == {"rank": 1, "cause": "throttled", "ratio": 0.0}
+        assert "gpu 0000:3b:00: slowed down by its heat in 12 of 12 looks" in told[0].why
+        assert "(it is at 91 C)" in told[0].why
+
+
+def test_heat_explains_no_rank_that_waits_for_its_data(node: Node) -> None:
+    node.timing = Timing.DEVICE
+    for rank in range(RANKS):
+        node.start(rank)
+    node.parts = looks_at(HOT)
+    node.train(on_device(Steps(RANKS, 1, slow=1, factor=20.0, section=Section.DATA)), 500)
+    assert node.journal.kinds == ["slow-rank"]
 
 
 def test_ranks_that_measure_themselves_otherwise_are_not_compared(node: Node) -> None:

@@ -132,15 +132,15 @@ def _health(bus: str, gpu: _Gpu, at_ns: int) -> PartHealth:
         why = f"{counted(new_errors, 'uncorrected ECC error')} since the job began"
         return sick(part, at_ns, why, "reset it once nothing uses it (nvidia-smi --gpu-reset)")
     if slowed := _slowed(gpu):
-        return sick(
-            part, at_ns, slowed, "look at fans, airflow and power (nvidia-smi -q -d PERFORMANCE)"
-        )
+        fix = "look at fans, airflow and power (nvidia-smi -q -d PERFORMANCE)"
+        return sick(part, at_ns, f"{slowed}{_heat(last)}", fix, slows=True)
     if gpu.is_hot.holds:
-        why = f"{last.margin_c} degrees are left to where it is slowed down"
-        return sick(part, at_ns, why, "look at fans and airflow", PartPolicy.AVOID)
+        why = f"{last.margin_c} degrees are left to where it is slowed down{_heat(last)}"
+        return sick(part, at_ns, why, "look at fans and airflow", PartPolicy.AVOID, slows=True)
     if gpu.is_behind.holds:
         why = f"its clock is {last.clock_mhz} MHz, below 0.9 of its peers', which are as busy"
-        return sick(part, at_ns, why, "compare nvidia-smi -q -d CLOCK; reset it, or take a spare")
+        fix = "compare nvidia-smi -q -d CLOCK; reset it, or take a spare"
+        return sick(part, at_ns, f"{why}{_heat(last)}", fix, slows=True)
     if last.links is not None and first.links is not None and last.links < first.links:
         why = f"{last.links} of {first.links} NVLinks are up"
         return sick(part, at_ns, why, "reset it (nvidia-smi --gpu-reset), then look at the bridge")
@@ -154,6 +154,11 @@ def _health(bus: str, gpu: _Gpu, at_ns: int) -> PartHealth:
     if last.temperature_c is last.margin_c is last.reasons is last.uncorrected is None:
         return unseen(part, at_ns, "neither its heat nor its errors can be read")
     return well(part, at_ns)
+
+
+def _heat(last: GpuReading) -> str:
+    """For the end of a clause."""
+    return "" if last.temperature_c is None else f" (it is at {last.temperature_c} C)"
 
 
 def _slowed(gpu: _Gpu) -> str:

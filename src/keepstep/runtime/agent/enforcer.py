@@ -75,7 +75,8 @@ class Enforcer:
                 options.job_dir,
                 why_no_swap if options.swaps_slow_nodes else _not_wished,
                 lambda: self.completed_step,
-                lambda: None if self._parts is None else self._parts.slowed_cpu,
+                lambda: () if self._parts is None else self._parts.parts,
+                options.devices,
                 options.canary_every_ns,
                 swap_price,
             )

@@ -96,9 +96,9 @@ class PartsWatch:
                 yield PartSick(news.why, now_ns, news.policy)
 
     @property
-    def slowed_cpu(self) -> PartHealth | None:
-        """The node's processors, where they are slowed down."""
-        return next((part for part in self._known if part.part_kind == "cpu" and part.slows), None)
+    def parts(self) -> tuple[PartHealth, ...]:
+        """All that were ever seen, as they were at the last tick."""
+        return self._known
 
     def _write(self, parts: tuple[PartHealth, ...], now_ns: int) -> None:
         """When something is new, and now and then to say that nothing is."""

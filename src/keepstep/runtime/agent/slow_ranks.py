@@ -16,7 +16,7 @@ records are not there any more; and ranks that train are judged, or it is told w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -36,6 +36,7 @@ from keepstep.core.detection.slow_doubts import (
     of_silent_nodes,
 )
 from keepstep.core.detection.slow_words import SlowOver, over
+from keepstep.core.detection.slowed_part import slowed_cpu, slowed_gpu, throttled_device
 from keepstep.core.detection.stragglers import BLOCK_STEPS, common_timing, judge_of
 from keepstep.core.economics.swap_price import ASSUMED, SwapPrice
 from keepstep.edge.shm.step_work_page import StepWorkReader, work_path
@@ -67,6 +68,7 @@ LEAST_BLOCK_NS_A_RANK = 20 * MS_NS
 MOST_BLOCK_STEPS = 200
 COST_BLOCKS = 5
 LATE_STEPS = 8  # by which a device may be behind its trainer
+ON_DEVICE = (Timing.DEVICE, Timing.PASSES)
 FIXED_WORK_NS = 10 * S_NS  # then nobody knows
 
 
@@ -114,14 +116,15 @@ class _Life:
         }
         total = round(sum(kept[-1][1] for kept in self.costs.values()))
         lost_ns = self.lost_ns.get(slow.rank, 0)
-        if slow.cause == "compute" and self.timing is not Timing.HOST and not why_no_swap:
+        said = self.confirmed[slow.rank].cause
+        is_unclear = slow.cause == "compute" and said != "throttled"
+        if is_unclear and self.timing is not Timing.HOST and not why_no_swap:
             why_no_swap = (
                 "fixed work is not run on devices, so nobody knows whether this one is slow or the "
                 "program has more to do there"
             )
         counts = [count for _, count in self.costs.get(slow.rank, ())]
         computes = min(1.0, sum(counts) / len(counts)) if counts else 1.0
-        said = self.confirmed[slow.rank].cause
         return SlowFacts(slow, self.ranks, costs_ns, total, lost_ns, why_no_swap, computes, said)
 
     def _facts_across(self, named: NamedSlow, why_no_swap: str) -> SlowFacts:
@@ -134,13 +137,16 @@ class _Life:
             others = (rank for rank in range(ranks) if rank != slow.rank)
             costs_ns = dict.fromkeys(others, max(1, named.usual_cost_ns))
             costs_ns[slow.rank] = max(1, int(median(mine)))
-        if slow.cause == "compute" and not why_no_swap:
+        said = self.confirmed[slow.rank].cause
+        if slow.cause == "compute" and said != "throttled" and not why_no_swap:
             why_no_swap = (
                 "fixed work is not compared between nodes, so nobody knows whether the processor "
                 "is slow or the program has more to do there"
             )
         lost_ns = self.lost_ns.get(slow.rank, 0)
-        return SlowFacts(slow, ranks, costs_ns, named.micro_batches, lost_ns, why_no_swap)
+        return SlowFacts(
+            slow, ranks, costs_ns, named.micro_batches, lost_ns, why_no_swap, confirmed=said
+        )
 
 
 class SlowRanks:
@@ -155,13 +161,14 @@ class SlowRanks:
         job_dir: Path,
         why_no_swap: Callable[[], str] = lambda: "the job has one node",
         completed_step: Callable[[], int | None] = lambda: None,
-        slowed_cpu: Callable[[], PartHealth | None] = lambda: None,
+        parts: Callable[[], Sequence[PartHealth]] = tuple,
+        devices: Sequence[str] = (),
         canary_every_ns: int = 0,
         swap_price: Callable[[], SwapPrice] = lambda: ASSUMED,
     ) -> None:
         """completed_step: the newest one that all of the node's ranks have completed, None: one has
-        completed none; told by other means than their records. slowed_cpu: the node's processors,
-        where some are slowed down for their heat now. canary_every_ns: so often a copy of what
+        completed none; told by other means than their records. parts: what is known of the node's
+        now. devices: as its ranks' processes see them. canary_every_ns: so often a copy of what
         judges them is shown a slow rank; 0: only when ranks begin to train. swap_price: what it
         costs that a spare takes this node's place."""
         self._memory = memory
@@ -175,7 +182,8 @@ class SlowRanks:
         self._hindrance: dict[int, Callable[[], Hindrance]] = {}  # of the ranks that live
         self._readers: dict[int, StepWorkReader] = {}
         self._life: _Life | None = None
-        self._completed_step, self._slowed_cpu = completed_step, slowed_cpu
+        self._completed_step = completed_step
+        self._parts, self._devices = parts, devices
         # since when records of some rank are missing, and what was completed by then as far as told
         self._missing_since: tuple[int, int | None] | None = None
         self._doubts: dict[Doubt, str] = {}  # told, and not over
@@ -386,7 +394,7 @@ class SlowRanks:
             life.lost_ns[slow.rank] = lost_ns
             if found.rung == "swap":
                 self._wants_swap = found.why
-            self._look_for_heat(life, slow.rank)
+            self._look_for_heat(life, slow)
         for doubt, why in life.judge.doubts(self._world_size > 1).items():
             if doubt != "alone" or life.across is None or life.across.is_overdue:
                 self._doubt(doubt, why)
@@ -501,12 +509,16 @@ class SlowRanks:
             ratio=round(verdict.ratio, 4),
         )
 
-    def _look_for_heat(self, life: _Life, rank: int) -> None:
+    def _look_for_heat(self, life: _Life, slow: Slow) -> None:
         """It is known some looks of the probe later than that the rank is slow."""
-        verdict = life.confirmed[rank]
-        cpu = self._slowed_cpu() if verdict.cause == "processor" else None
-        if cpu is not None:
+        rank, verdict = slow.rank, life.confirmed[slow.rank]
+        if verdict.cause == "processor" and (cpu := slowed_cpu(self._parts())) is not None:
             self._tell_confirmed(life, rank, throttled(rank, verdict, cpu))
+        elif verdict.cause == "" and slow.cause == "compute" and life.timing in ON_DEVICE:
+            place, places = sorted(self._pids).index(rank), len(self._pids)
+            gpu = slowed_gpu(place, places, self._devices, self._parts())
+            if gpu is not None:
+                self._tell_confirmed(life, rank, throttled_device(rank, gpu))
 
     def _tell_over(self, over: SlowOver) -> None:
         self._journal.record(
