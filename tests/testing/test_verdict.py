@@ -115,6 +115,10 @@ WRITTEN = event(12, "persisted", "step 19, after 100 ms", step=19)
 HEAT = event(40, "part-sick", "gpu 0000:00:00 is sick", "agent", part="gpu 0000:00:00")
 SLOW_DISK = event(40, "part-sick", "disk /data is sick", "agent", part="disk /data")
 BLINDNESS = event(30, "probes-lost", "silent for 15 s", "agent")
+OUT_OF_QUOTA = event(40, "slow-rank", "rank 0 is slow", "agent", rank=0, cause="quota")
+LINKS_KNOWN = [event(9, "link-unknown", doubt="samples"), event(9.5, "link-known", doubt="samples")]
+SLOW_LINK = event(20, "slow-link", "node 1", side="node", nodes=[1], cause="speed")
+LOSSY_LINK = event(20, "slow-link", "node 1", side="unclear", nodes=[0, 1], cause="loss")
 RESUMED = event(12, "resumed", "from memory", step=19, source="memory", lost_steps=0)
 
 COMPLETE: dict[str, tuple[list[str], list[Event], dict[str, Any]]] = {
@@ -135,6 +139,17 @@ COMPLETE: dict[str, tuple[list[str], list[Event], dict[str, Any]]] = {
         {},
     ),
     "link-down:node=1,step=20,for=500": (["the link of node 1 was down for 500.1 ms"], [], {}),
+    "cpu-quota:step=20": ([], [OUT_OF_QUOTA], {}),
+    "link-slow:node=1,step=20,for=30000": (
+        ["the link of node 1 was slow for 30.0 s"],
+        [SLOW_LINK],
+        {},
+    ),
+    "link-loss:node=1,step=20,for=30000": (
+        ["the link of node 1 lost packets for 30.0 s"],
+        [LOSSY_LINK],
+        {},
+    ),
     "hot:step=20": ([], [HEAT], {}),
     "disk-slow:step=20": ([], [SLOW_DISK], {}),
     "blind:step=20": ([], [BLINDNESS], {}),
@@ -156,17 +171,57 @@ def test_each_kind_needs_all_its_evidence(spec: str) -> None:
     fault = parse(spec)
 
     def is_seen(sightings: list[str], events: list[Event]) -> bool:
-        return bool(
-            verdict(fault, facts(notes=notes, sightings={0: sightings}, events=events))["faults"][
-                0
-            ]["seen"]
-        )
+        known = [*LINKS_KNOWN, *events]
+        found = facts(notes=notes, sightings={0: sightings}, events=known)
+        return bool(verdict(fault, found)["faults"][0]["seen"])
 
     assert is_seen(sightings, events)
     for missing in sightings:
         assert not is_seen([s for s in sightings if s != missing], events), missing
     for gone in events:
         assert not is_seen(sightings, [e for e in events if e is not gone]), gone
+
+
+@pytest.mark.parametrize(
+    ("spec", "word", "wrong"),
+    [
+        ("cpu-quota:step=20", OUT_OF_QUOTA, {"cause": "neighbour"}),
+        ("cpu-quota:step=20", OUT_OF_QUOTA, {"cause": "compute"}),
+        ("cpu-quota:step=20", OUT_OF_QUOTA, {"rank": 1}),
+        ("link-slow:node=1,step=20,for=30000", SLOW_LINK, {"cause": "reader"}),
+        ("link-slow:node=1,step=20,for=30000", SLOW_LINK, {"cause": "loss"}),
+        ("link-slow:node=1,step=20,for=30000", SLOW_LINK, {"nodes": [0]}),
+        ("link-slow:node=1,step=20,for=30000", SLOW_LINK, {"side": "switch", "nodes": [0, 1]}),
+        ("link-loss:node=1,step=20,for=30000", LOSSY_LINK, {"cause": "speed"}),
+        ("link-loss:node=1,step=20,for=30000", LOSSY_LINK, {"side": "link"}),
+    ],
+)
+def test_a_word_with_another_cause_or_about_another_is_none(
+    spec: str, word: Event, wrong: dict[str, Any]
+) -> None:
+    notes = [told(0, "about to", 10, nodes=[1], phase="forward", step=20), told(0, "did", 10)]
+    saw = ["was slow for 30 s", "lost packets for 30 s"]
+    for event_, is_seen in ((word, True), (replace(word, data={**word.data, **wrong}), False)):
+        found = facts(notes=notes, sightings={0: saw}, events=[*LINKS_KNOWN, event_])
+        assert verdict(parse(spec), found)["faults"][0]["seen"] == is_seen
+
+
+@pytest.mark.parametrize(
+    ("lasts_ms", "before", "why"),
+    [
+        (30_000, [], "was not known"),
+        (30_000, [LINKS_KNOWN[0]], "was not known"),
+        (30_000, [*LINKS_KNOWN, event(9.8, "mesh", node=0)], "was not known"),
+        (29_999, LINKS_KNOWN, "takes 30 s"),
+    ],
+)
+def test_where_nobody_can_know_of_a_link_nobody_is_asked(
+    lasts_ms: int, before: list[Event], why: str
+) -> None:
+    notes = [told(0, "about to", 10, nodes=[1], phase="forward", step=20), told(0, "did", 10)]
+    found = facts(notes=notes, sightings={0: ["it was slow for 30 s"]}, events=before)
+    [report] = verdict(parse(f"link-slow:node=1,step=20,for={lasts_ms}"), found)["faults"]
+    assert report["seen"] and why in report["evidence"]
 
 
 def test_what_is_written_while_a_store_is_rough_does_not_show_that_it_has_healed() -> None:

@@ -17,11 +17,13 @@ from typing import Any
 from keepstep.core.redundancy.placement import place
 from keepstep.core.redundancy.survival import out_of_reach
 from keepstep.model.events import Event
+from keepstep.model.mesh import LEADER
 from keepstep.model.topology import Auto, parse_policy, topology
 from keepstep.model.units import S_NS
 from keepstep.testing.faults import (
     AGENT_KILL,
     BLIND,
+    CPU_QUOTA,
     ETCD_RESTART,
     HOT,
     LINK_KINDS,
@@ -35,6 +37,11 @@ from keepstep.testing.witness import DrillFacts
 DAMAGE = ("damaged", "checkpoint-damaged", "restore-failed", "slot-voided")
 # what says that numbers of a rank are wrong
 WRONG = ("replicas-differ", "gradient-differs", "numbers-judged")
+# why copies go slowly over a link that was made so, and who may be named: the node, by what it
+# sends or receives, or with another that nobody can tell it from
+LINK_CAUSES = {"link-slow": "speed", "link-loss": "loss"}
+LINK_SIDES = ("sender", "receiver", "node", "unclear")
+LEAST_NAMED_MS = 30_000  # what harms a link for less may be over before anybody can know
 NO_SPACE = ("No space left", "ENOSPC")
 
 
@@ -147,7 +154,8 @@ def _evidence(
         return next((s for s in sighted if words in s), "")
 
     if fault.kind in LINK_KINDS:
-        return [saw(LINK_WORDS[fault.kind])]
+        before = [e for e in facts.events if e.mono_ns <= since_ns]
+        return [saw(LINK_WORDS[fault.kind]), *_named_link(fault, before, after)]
     if fault.kind == ETCD_RESTART:
         return [saw("was away for")]
     if fault.kind in STORE_KINDS:
@@ -214,7 +222,47 @@ def _told_of(fault: Fault, step: int, after: Sequence[Event]) -> str:
         return _told_wrong(fault, step, after)
     if fault.kind in PART_FAULTS:
         return _say(e for e in after if _tells_of(fault, e))
-    return _say(e for e in after if e.kind == "slow-rank" and e.data.get("rank") == fault.rank)
+    named = (e for e in after if e.kind == "slow-rank" and e.data.get("rank") == fault.rank)
+    # who is kept from the processor by its quota may also be named for a neighbour, which is wrong
+    is_quota = fault.kind == CPU_QUOTA
+    return _say(e for e in named if not is_quota or e.data.get("cause") == "quota")
+
+
+def _named_link(fault: Fault, before: Sequence[Event], after: Sequence[Event]) -> list[str]:
+    """Whether the node's link is named, and for what was done to it. Asked only where somebody can
+    know: the links were known when it began, and it lasted."""
+    cause = LINK_CAUSES.get(fault.kind)
+    if cause is None:
+        return []
+    if not _are_links_known(before):
+        return ["nobody is asked to name it: how fast links are was not known when it began"]
+    if (fault.for_ms or 0) < LEAST_NAMED_MS:
+        return [f"nobody is asked to name it: that takes {LEAST_NAMED_MS / 1000:.0f} s"]
+    return [
+        _say(
+            event
+            for event in after
+            if event.kind == "slow-link"
+            and event.data.get("cause") == cause
+            and event.data.get("side") in LINK_SIDES
+            and set(fault.nodes) & set(event.data.get("nodes", ()))
+        )
+    ]
+
+
+def _are_links_known(before: Sequence[Event]) -> bool:
+    """Whether the leader had told that it knows them, and of no doubt that was not over."""
+    doubts: set[object] = set()
+    is_told = False
+    for event in sorted(before, key=lambda e: e.mono_ns):
+        if event.kind == "mesh" and event.data.get("node") == LEADER:
+            doubts, is_told = set(), False
+        elif event.kind == "link-unknown":
+            doubts.add(event.data.get("doubt"))
+        elif event.kind == "link-known":
+            doubts.discard(event.data.get("doubt"))
+            is_told = True
+    return is_told and not doubts
 
 
 def _told_wrong(fault: Fault, step: int, after: Sequence[Event]) -> str:

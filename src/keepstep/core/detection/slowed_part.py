@@ -37,9 +37,7 @@ def slowed_gpu(
     return None if known and all(gpu.slows for gpu in known) else own
 
 
-def _gpu_of(
-    place: int, devices: Sequence[str], parts: Sequence[PartHealth]
-) -> PartHealth | None:
+def _gpu_of(place: int, devices: Sequence[str], parts: Sequence[PartHealth]) -> PartHealth | None:
     gpus = sorted((part for part in parts if part.part_kind == "gpu"), key=lambda gpu: gpu.part)
     if len(gpus) == 1:
         return gpus[0]
