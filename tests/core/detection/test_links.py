@@ -113,7 +113,9 @@ def test_the_cause_stands_beside(resent: float, reader: float, cause: str, words
     lab.run(BEFORE)
     lab.run(AFTER, is_slow, 3.0, resent, reader)
     [slow] = lab.links.slow
-    assert slow.cause == cause and words in slow.why and "cheapest: " in slow.why
+    assert slow.cause == cause and words in slow.why and slow.fix
+    assert slow.slowest in slow.cells
+    assert slow.usual_bytes_per_s / slow.bytes_per_s == pytest.approx(3.0, rel=0.3)
     assert slow.ratio == pytest.approx(3.0, rel=0.2)
 
 

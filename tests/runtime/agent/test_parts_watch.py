@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from keepstep.core.detection.slowed_part import slowed_cpu
 from keepstep.core.parts.judgement import as_of
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.parts_file import read_parts
-from keepstep.core.detection.slowed_part import slowed_cpu
 from keepstep.model.parts import (
     BEAT,
     PROBES,

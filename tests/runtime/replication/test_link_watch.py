@@ -107,7 +107,7 @@ def test_a_slow_sender_is_told_once_and_again_when_it_is_over() -> None:
                     if node != sender
                 )
                 watch.receive(sender, LinkReport(1, rows), now_ns)
-            watch.tick(now_ns)
+            watch.tick(now_ns, 10 * now_ns // LOOK_NS)  # ten steps between two looks
 
     report(70)
     assert journal.kinds == ["link-unknown", "link-known"]
@@ -117,6 +117,11 @@ def test_a_slow_sender_is_told_once_and_again_when_it_is_over() -> None:
     assert told.data["side"] == "sender" and told.data["nodes"] == [2]
     assert told.data["cells"] == [[2, 0], [2, 1]] and told.data["cause"] == "speed"
     assert told.why.startswith("node 2 sends slowly: ")
+    # 100 MiB in 0.1 s for ten steps, and now a third of that in as long: 3.3 MiB take 10 ms a step
+    assert told.data["remedy"] == "observe"
+    assert 4 * MS_NS < told.data["left_ns"] < 30 * MS_NS
+    assert "a spare in the place of node 2 costs about 60.00 s once (assumed" in told.why
+    assert "cheapest by hand: keepstep preflight" in told.why
     report(LONG)
     assert journal.kinds == ["slow-link", "slow-link-over"]
 

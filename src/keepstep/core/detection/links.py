@@ -72,7 +72,8 @@ class LinkSide(Enum):
 @dataclass(frozen=True, slots=True)
 class SlowLink:
     """`nodes`: the one, the two ends of a link, or all that a switch connects. `ratio`: how many
-    times slower, in the median. `cells`: those that say so."""
+    times slower, in the median. `cells`: those that say so. `slowest`: of these, and how fast it is
+    now and was before. `fix`: what is cheapest to do."""
 
     side: LinkSide
     nodes: tuple[int, ...]
@@ -80,6 +81,10 @@ class SlowLink:
     cells: tuple[Direction, ...]
     cause: str
     why: str
+    fix: str
+    slowest: Direction
+    bytes_per_s: float
+    usual_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,17 +232,15 @@ class SlowLinks:
         ratio = math.exp(median(cell.lag for cell in known))
         samples = [sample for cell in known for sample in list(cell.recent)[-SHORT:]]
         cause, said, fix = _cause(samples)
-        slowest = max(known, key=lambda cell: cell.lag)
-        now = math.exp(median(map(_speed, list(slowest.recent)[-SHORT:])))
-        usual = math.exp(slowest.usual() or 0.0)
+        slowest = max(cells, key=lambda cell: self._cells[cell].lag)
+        now = math.exp(median(map(_speed, list(self._cells[slowest].recent)[-SHORT:])))
+        usual = self.usual_bytes_per_s(slowest)
         why = (
             f"{_who(side, nodes)}: copies move {ratio:.1f} times slower than before in "
             f"{len(cells)} of {len(self._cells)} directions ({human_bytes(round(now))}/s, and "
-            f"{human_bytes(round(usual))}/s before, from node "
-            f"{next(cell for cell in cells if self._cells[cell] is slowest)[0]}); {said}; "
-            f"cheapest: {fix}"
+            f"{human_bytes(round(usual))}/s before, from node {slowest[0]}); {said}"
         )
-        return SlowLink(side, nodes, ratio, cells, cause, why)
+        return SlowLink(side, nodes, ratio, cells, cause, why, fix, slowest, now, usual)
 
 
 def explain(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from keepstep.core.balance.link_remedy import StepBytes, link_remedy
 from keepstep.core.detection.damage import LinkDamages
 from keepstep.core.detection.link_canary import flaw_of_fresh_links, flaw_of_links
 from keepstep.core.detection.link_doubts import LinkDoubts, LinksUnknown
@@ -103,6 +104,8 @@ class LinkWatch:
         self._journal = journal
         self._links = SlowLinks(racks)
         self._doubts = LinkDoubts(len(racks))
+        self._step_bytes = StepBytes()
+        self._committed_step: int | None = None
         self._has_news = False
         self._judged_ns = 0
         self._canary_every_ns = canary_every_ns
@@ -119,11 +122,15 @@ class LinkWatch:
         self._doubts.hear(sender, now_ns)
         for row in report.rows:
             self._links.add(sender, row.node, row.sample)
+            if self._committed_step is not None:
+                cell = sender, row.node
+                self._step_bytes.add(cell, row.sample.nbytes, self._committed_step)
         self._has_news = True
 
-    def tick(self, now_ns: int) -> None:
+    def tick(self, now_ns: int, committed_step: int | None = None) -> None:
         """What has come in since is judged together: with a thousand nodes reports come by the
-        hundred."""
+        hundred. committed_step: the last one that is protected."""
+        self._committed_step = committed_step
         if now_ns - self._judged_ns < LOOK_NS:
             return
         self._judged_ns = now_ns
@@ -159,10 +166,13 @@ class LinkWatch:
                 )
 
     def _tell(self, slow: SlowLink) -> None:
+        found = link_remedy(slow, self._step_bytes.of_a_step(slow.slowest))
         self._journal.record(
             "slow-link",
-            slow.why,
+            f"{slow.why}; {found.why}",
             WARNING,
+            remedy="observe",
+            left_ns=found.left_ns,
             side=slow.side.name.lower(),
             nodes=list(slow.nodes),
             ratio=round(slow.ratio, 3),

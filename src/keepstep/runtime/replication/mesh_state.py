@@ -565,7 +565,8 @@ class MeshState:
             if rows:
                 self._links.to_leader(LinkReport(self.mesh.version, rows))
         if self._watch is not None:
-            self._watch.tick(now_ns)
+            committed = self.horizon.committed
+            self._watch.tick(now_ns, None if committed is None else committed.step)
 
     def _announce_safety(self) -> None:
         began_ns = self._clock.monotonic_ns()
