@@ -697,6 +697,9 @@ class FakeProbes:
             raise self.save_error
         return "/stacks-1"
 
+    def recorder_dumps(self, pids: Mapping[int, int], newer_than_ns: int) -> dict[int, object]:
+        return {}
+
 
 class FakeServer:
     """See `ports.BoxServer`: who listens, and whether it still does."""

@@ -99,6 +99,9 @@ def test_defaults() -> None:
     assert parse("flip:step=3").where == "arena"
     assert parse("slow:step=3") == Fault("slow", 0, 3, factor=1.5)
     assert parse("cpu-quota:step=3,rank=1") == Fault("cpu-quota", 1, 3, factor=0.3)
+    assert parse("cpu-quota:step=3,factor=0.05").slows_by == pytest.approx(20)
+    assert parse("cpu-quota:step=3,factor=2").slows_by == 1
+    assert parse("slow:step=3,factor=4").slows_by == 4 and parse("kill:step=3").slows_by == 1
     assert parse("kill-node:node=2+1,step=3") == Fault("kill-node", 0, 3, "forward", nodes=(1, 2))
 
 

@@ -181,6 +181,10 @@ class Probes(Protocol):
     def save_stacks(self, stacks: Mapping[int, Stack]) -> str:
         """Where they are now. Raises OSError. Takes long."""
 
+    def recorder_dumps(self, pids: Mapping[int, int], newer_than_ns: int) -> dict[int, object]:
+        """By rank, the values of what torch's flight recorder has dumped of it, no longer ago than
+        that; nothing where there is none. Takes long."""
+
 
 class PartProber(Protocol):
     """A process that runs this node's probes of parts, which may hang, die or be killed."""

@@ -42,6 +42,7 @@ LAUNCHERS = ("run", "torchrun", "plain")
 REMOVAL_S = 20.0  # how long the keepers may take to remove everything after the job's end
 RESTART_S = 30.0  # the longest a restart may take on a busy machine; with several nodes twice that
 GRACE_S = 30.0
+BUSY_STEP_MS = 40  # a fifth of what a step may take by itself where many share the processors
 MOST_RESTARTS = 10_000  # of a soak
 # of a lost node nobody says a word: a drill does not wait for ten seconds each time
 LINK_DEAD_S = 3.0
@@ -272,9 +273,10 @@ class _DrillRun:
         if self.soak is not None:
             return 2 * restart_s
         steps = self.drill.steps if self.drill.stop_step is None else self.drill.stop_step
-        return (
-            2 * restart_s + 5 * steps * max(self.drill.step_ms, 10) / 1000 + restart_s * self.deadly
-        )
+        step_s = max(self.drill.step_ms, BUSY_STEP_MS) / 1000
+        slowed = max((fault.slows_by for fault in self.drill.faults), default=1.0)
+        harmed_s = sum(fault.for_ms or 0 for fault in self.drill.faults) / 1000
+        return 2 * restart_s + 5 * steps * step_s * slowed + harmed_s + restart_s * self.deadly
 
     # -- starting
 

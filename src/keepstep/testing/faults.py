@@ -117,6 +117,13 @@ class Fault:
         return self.kind in SLOWNESS_KINDS
 
     @property
+    def slows_by(self) -> float:
+        """How many times as long steps may take from then on."""
+        if not self.is_slowness or self.factor is None:
+            return 1.0
+        return max(1.0, 1 / self.factor if self.kind == CPU_QUOTA else self.factor)
+
+    @property
     def ends_a_rank(self) -> bool:
         """Whether a restart follows."""
         return self.kind in ("kill", "stop", "flip", "torn", "kill-node", BITFLIP) or (

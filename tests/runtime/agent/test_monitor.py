@@ -8,6 +8,7 @@ what their fault says. Ticks are real time, so nothing here asserts that anythin
 from __future__ import annotations
 
 import os
+import pickle
 import select
 import signal
 import subprocess
@@ -26,14 +27,17 @@ from keepstep.edge.probes import memory, stacks
 from keepstep.edge.probes.node import NodeProbes
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
+from keepstep.edge.torch.pickles.plain import load_plain
 from keepstep.model.diagnosis import Diagnosis, Strength
 from keepstep.model.units import S_NS
 from keepstep.runtime.agent.evidence_board import EvidenceBoard
 from keepstep.runtime.agent.monitor import Monitor
 from keepstep.testing.cluster import wait_for
+from tests.core.postmortem.recorded import a_call
 from tests.runtime.fakes import FakeExecutor, FakeKV, FakeTime, Table
 
 PATIENCE_S = 60.0
+REDUCE = "nccl:all_reduce"
 LIMITS = replace(derive(hang_after_s=4), busy_ns=8 * S_NS)
 
 RANK = """
@@ -79,7 +83,7 @@ class Looking:
         self._time = FakeTime()
         self._monitor = Monitor(
             MEMORY,
-            NodeProbes(settings.journal_path.parent),
+            NodeProbes(settings.journal_path.parent, load_plain),
             self._executor,
             FileJournal(settings.journal_path, "agent"),
             settings.job_dir,
@@ -221,6 +225,30 @@ def test_where_nobody_in_particular_hangs_the_job_does_and_that_is_told_once(ran
     (found,) = diagnoses(monitor)
     assert found.culprit is None, found.why
     assert told_within(monitor, 3) == [], "told twice"
+
+
+def test_what_torchs_flight_recorder_has_dumped_is_in_the_verdict(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen from outside the two are alike; by their dumps, one has not entered what the other waits
+    in."""
+    monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(tmp_path / "trace_"))
+    monitor = ranks.monitor()
+    monitor.begin(ranks.start("lock", "lock"))
+
+    def both_stand() -> bool:
+        assert monitor.tick() == []
+        found = [read_status(MEMORY, ranks.settings.job_dir, rank) for rank in (0, 1)]
+        return all(status is not None and status.step >= 30 for status in found)
+
+    wait_for(both_stand, lambda: "no step", PATIENCE_S)
+    calls = [a_call(0, 5, REDUCE, is_over=True), a_call(0, 6, REDUCE)]
+    for rank, entries in ((0, calls), (1, calls[:1])):
+        dumped = pickle.dumps({"pg_config": {}, "entries": entries}, 2)
+        (tmp_path / f"trace_{rank}").write_bytes(dumped)
+    (found,) = diagnoses(monitor)
+    assert found.culprit is None and "rank 0 waits in all_reduce 6, which rank 1" in found.why
+    assert "the last of rank 1 is all_reduce 5 at train.py:7" in found.why
 
 
 def test_who_is_stopped_is_named_killed_and_replaced(ranks: Ranks) -> None:

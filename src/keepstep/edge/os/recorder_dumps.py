@@ -20,7 +20,9 @@ TEXT = b"{"
 WORDS = (b"pg_config", b"pg_status", b"comm_lib_version", b"nccl_version", b"entries")
 
 
-def read_dump(path: Path, unpickle: Callable[[bytes], object]) -> object | None:
+def read_dump(
+    path: Path, unpickle: Callable[[bytes], object], most_bytes: int = MOST_BYTES
+) -> object | None:
     """None where it is no such dump. `unpickle`: of plain values; raises UntrustedError. Raises
     OSError where the file cannot be read, ValueError where it is a dump and damaged, or too
     large."""
@@ -30,9 +32,9 @@ def read_dump(path: Path, unpickle: Callable[[bytes], object]) -> object | None:
         head = file.read(HEAD_BYTES)
         if head[:1] not in (PICKLE, TEXT) or not any(word in head for word in WORDS):
             return None
-        text = head + file.read(MOST_BYTES + 1 - len(head))
-    if len(text) > MOST_BYTES:
-        raise ValueError(f"a flight recorder's dump: expected at most {MOST_BYTES} bytes")
+        text = head + file.read(most_bytes + 1 - len(head))
+    if len(text) > most_bytes:
+        raise ValueError(f"a flight recorder's dump: expected at most {most_bytes} bytes")
     if text[:1] == TEXT:
         try:
             document: object = from_json(text)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from keepstep.edge.probes import hindrance, memory, process, reference, stacks
+from keepstep.edge.probes import hindrance, memory, process, recorder, reference, stacks
 from keepstep.model.diagnosis import GroupSample, ProcessSample, Stack
 from keepstep.model.step_work import FixedWork, Hindrance
 from keepstep.model.units import S_NS
 
 
 class NodeProbes:
-    """`home`: the directory where stacks are saved, one directory for each time."""
+    """`home`: the directory where stacks are saved, one directory for each time. `unpickle`: plain
+    values, from bytes that anybody may have written; raises UntrustedError."""
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
+    def __init__(self, home: Path, unpickle: Callable[[bytes], object]) -> None:
+        self._home, self._unpickle = home, unpickle
 
     def process(self, pid: int) -> ProcessSample:
         return process.read_process(pid)
@@ -47,6 +48,9 @@ class NodeProbes:
         directory = self._home / f"stacks-{1 + max(numbers, default=0)}"
         stacks.save(directory, found)
         return str(directory)
+
+    def recorder_dumps(self, pids: Mapping[int, int], newer_than_ns: int) -> dict[int, object]:
+        return recorder.live_dumps(pids, newer_than_ns, self._unpickle)
 
 
 def _is_ours(path: Path) -> bool:

@@ -8,18 +8,19 @@ children, their stacks, what other nodes see) is taken by the executor. If that 
 is missing. Kills nobody.
 
 Invariant: a deadly diagnosis is reported once for each life of a rank, and only after the stacks
-were saved or the time for that was over. A rank that survives its kill is reported once more, as
-`unkillable`.
+were saved and torch's dumps read, where there are any, or the time for that was over. A rank that
+survives its kill is reported once more, as `unkillable`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from keepstep.core.detection.deadlines import Deadlines
 from keepstep.core.detection.diagnosis import ExitFacts, diagnose, explain_exit
+from keepstep.core.detection.missed_call import missed_call
 from keepstep.core.detection.progress import Progress
 from keepstep.edge.shm.status_page import StatusPages
 from keepstep.model.diagnosis import (
@@ -75,6 +76,7 @@ class _Suspicion:
     others: list[Evidence] = field(default_factory=list)  # what other nodes see
     saving_since_ns: int | None = None  # stacks, for a diagnosis that is about to be told
     are_stacks_saved: bool = False
+    missed: str | None = None  # by torch's flight recorder; None: nobody has looked yet
 
 
 class Monitor:
@@ -314,12 +316,16 @@ class Monitor:
         if deadly and suspicion.saving_since_ns is None:
             suspicion.saving_since_ns = now_ns
             self._save_stacks(suspicion)
+            self._read_recorder(suspicion, max(diagnosis.stalled_ns for diagnosis in deadly))
         since_ns = suspicion.saving_since_ns
         if since_ns is None:
             return []
         is_late = now_ns - since_ns >= self._deadlines.stacks_ns
-        if not suspicion.are_stacks_saved and not is_late:
+        has_looked = suspicion.are_stacks_saved and suspicion.missed is not None
+        if not has_looked and not is_late:
             return []
+        if missed := suspicion.missed:
+            deadly = [replace(one, why=f"{one.why}; {missed}") for one in deadly]
         return [diagnosis for diagnosis in deadly if self._is_news(diagnosis, now_ns)]
 
     def _is_news(self, diagnosis: Diagnosis, now_ns: int) -> bool:
@@ -380,6 +386,19 @@ class Monitor:
                 return error
 
         self._executor.submit(save, saved)
+
+    def _read_recorder(self, suspicion: _Suspicion, stalled_ns: int) -> None:
+        """What torch has dumped since nothing goes on, where the program has it do that."""
+        pids = self._pids()
+
+        def read(found: str) -> None:
+            suspicion.missed = found
+
+        def look() -> str:
+            """On the executor."""
+            return missed_call(self._probes.recorder_dumps(pids, stalled_ns), pids.keys())
+
+        self._executor.submit(look, read)
 
     # -- exits
 

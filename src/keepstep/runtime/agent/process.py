@@ -49,6 +49,7 @@ from keepstep.edge.shm.keeper_look import keeper_look
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_pages import read_pages
 from keepstep.edge.torch.meeting_place import StoreMeetingPlaces, local_address
+from keepstep.edge.torch.pickles.plain import load_plain
 from keepstep.edge.torch.ranks import TorchRankProcesses, streams
 from keepstep.edge.torch.tcp_store import open_embedded
 from keepstep.errors import ConfigError, IdentityError, KeepstepError
@@ -229,7 +230,7 @@ def _run(
         executor=executor,
         keepers=KeeperSearches(door, CLOCK, loop),
         processes=processes,
-        probes=NodeProbes(settings.journal_path.parent),
+        probes=NodeProbes(settings.journal_path.parent, load_plain),
         serve_boxes=lambda path, hearer: _serve(loop, journal, path, hearer),
         open_kv=_open_kv(loop, launch, settings, journal),
         meeting_places=StoreMeetingPlaces(),

@@ -250,6 +250,9 @@ class SimProbes:
             raise OSError("no space left")
         return "/state/stacks"
 
+    def recorder_dumps(self, pids: Mapping[int, int], newer_than_ns: int) -> dict[int, object]:
+        return {}  # torch is none of what is simulated
+
 
 def _nobody(ends: Sequence[RankEnd]) -> None:
     """Nobody listens yet."""
