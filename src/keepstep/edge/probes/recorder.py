@@ -3,7 +3,8 @@
 Comes in: which processes are ranks, and how new a dump must be. Goes out: by rank, the values of
 its dump; nothing where there is none, or it is older, damaged, too large, or more than plain
 values. torch writes one when a collective times out, under the name that the rank's environment
-gives. Where it gives none nothing is looked for: torch's default is one name for all jobs of a user.
+gives. Where it gives none nothing is looked for: torch's default is one name for all jobs of a
+user.
 """
 
 from __future__ import annotations
