@@ -154,8 +154,7 @@ def _evidence(
         return next((s for s in sighted if words in s), "")
 
     if fault.kind in LINK_KINDS:
-        before = [e for e in facts.events if e.mono_ns <= since_ns]
-        return [saw(LINK_WORDS[fault.kind]), *_named_link(fault, before, after)]
+        return [saw(LINK_WORDS[fault.kind]), *_named_link(fault, facts.events, since_ns)]
     if fault.kind == ETCD_RESTART:
         return [saw("was away for")]
     if fault.kind in STORE_KINDS:
@@ -228,21 +227,22 @@ def _told_of(fault: Fault, step: int, after: Sequence[Event]) -> str:
     return _say(e for e in named if not is_quota or e.data.get("cause") == "quota")
 
 
-def _named_link(fault: Fault, before: Sequence[Event], after: Sequence[Event]) -> list[str]:
+def _named_link(fault: Fault, events: Sequence[Event], since_ns: int) -> list[str]:
     """Whether the node's link is named, and for what was done to it. Asked only where somebody can
     know: the links were known when it began, and it lasted."""
     cause = LINK_CAUSES.get(fault.kind)
     if cause is None:
         return []
-    if not _are_links_known(before):
+    if not _are_links_known([event for event in events if event.mono_ns <= since_ns]):
         return ["nobody is asked to name it: how fast links are was not known when it began"]
     if (fault.for_ms or 0) < LEAST_NAMED_MS:
         return [f"nobody is asked to name it: that takes {LEAST_NAMED_MS / 1000:.0f} s"]
     return [
         _say(
             event
-            for event in after
-            if event.kind == "slow-link"
+            for event in events
+            if event.mono_ns > since_ns
+            and event.kind == "slow-link"
             and event.data.get("cause") == cause
             and event.data.get("side") in LINK_SIDES
             and set(fault.nodes) & set(event.data.get("nodes", ()))
