@@ -75,6 +75,9 @@ WORLD = {
 }
 NATIVE = {"numpy", "torch", "xxhash", "fsspec", "rich", "typer", "psutil"}
 
+# What is shown to a person may be somebody else's words.
+SCREEN = "keepstep.dashboard.screen"
+
 # The keeper's runtime, which runs in a simulated world too: it asks ports, and knows of `edge` only
 # the formats over a Memory.
 FORMATS = {
@@ -317,6 +320,18 @@ def parses_json(source: Source) -> list[str]:
     return found
 
 
+def own_consoles(source: Source) -> list[str]:
+    """Where a rich console is made that is no `Screen`: a name in what it prints could end the
+    command, or act on the terminal."""
+    return [
+        f"{source.name}:{node.lineno}"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).split(".")[-1] == "Console"
+        and source.name != SCREEN
+    ]
+
+
 def sleeps(text: str) -> list[int]:
     """Lines that use time.sleep, under whatever name `time` was imported."""
     nodes = list(ast.walk(ast.parse(text)))
@@ -471,6 +486,17 @@ def test_the_rule_of_decoding_sees(text: str) -> None:
     assert parses_json(Source("keepstep.edge.os.journal", text)) == ["keepstep.edge.os.journal:1"]
     assert parses_json(Source("keepstep.testing.lines", text)) == []
     assert parses_json(Source("keepstep.edge.os.journal", "json.dumps(x)")) == []
+
+
+@pytest.mark.parametrize("text", ["Console()", "rich.console.Console(stderr=True)"])
+def test_the_rule_of_consoles_sees(text: str) -> None:
+    assert own_consoles(Source("keepstep.cli.inspect", text)) == ["keepstep.cli.inspect:1"]
+    assert own_consoles(Source("keepstep.cli.inspect", "Screen()")) == []
+
+
+@pytest.mark.parametrize("source", PACKAGE, ids=lambda source: source.name)
+def test_what_is_printed_goes_through_the_screen(source: Source) -> None:
+    assert own_consoles(source) == []
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
 from keepstep.cli.job_choice import JsonOption, print_json
 from keepstep.config.option import check_seconds
+from keepstep.dashboard.screen import Screen
 from keepstep.edge.os.needs import check_torch
 from keepstep.errors import ConfigError
 from keepstep.model.topology import parse_policy
@@ -104,7 +104,7 @@ def run(
     parse_policy(policy)
     bits = None if rate is None else parse_rate(rate)
     room = Path(tempfile.mkdtemp(prefix="keepstep-lab-")) if work is None else work.absolute()
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Screen(stderr=True, highlight=False, soft_wrap=True)
     with Lab(nodes, room, bits, False if loopback else None) as lab:
         kind = "loopback addresses" if loopback or why_no_namespaces() else "network namespaces"
         console.print(
@@ -156,7 +156,7 @@ def show(json: JsonOption = False) -> None:
     if json:
         print_json({"labs": found})
         return
-    Console().print(_table(found) if found else "No lab runs on this machine.")
+    Screen().print(_table(found) if found else "No lab runs on this machine.")
 
 
 def _table(labs: list[dict[str, Any]]) -> Table:
