@@ -32,6 +32,7 @@ from keepstep.cli.job_choice import (
     no_memory,
     print_json,
 )
+from keepstep.config import ending_dir_of
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.dashboard import terminal
 from keepstep.dashboard.document import as_json
@@ -128,8 +129,7 @@ def remove(leftover: Leftover) -> None:
         _take(lock_fd, leftover.path)
         _check_ranks(leftover)
         # The directory leaves its name in one step: a new run of the job may begin any moment.
-        name = leftover.path.name.partition(".ending-")[0]
-        gone = leftover.path.with_name(f"{name}.ending-{os.getpid()}")
+        gone = ending_dir_of(leftover.path, os.getpid())
         os.rename(leftover.path, gone)
         shutil.rmtree(gone)
         leave_arena(leftover.path.parent)
