@@ -332,6 +332,27 @@ def own_consoles(source: Source) -> list[str]:
     ]
 
 
+# Where `-m` is a word of the user's.
+USERS_MODULES = {
+    "keepstep.cli.lab",
+    "keepstep.cli.launch_arguments",
+    "keepstep.core.recovery.standby",
+    "keepstep.runtime.rank.standby",
+    "keepstep.testing.crew",
+}
+
+
+def looks_in_the_working_directory(source: Source) -> list[str]:
+    """Where a Python is started by `-m`, which finds anybody's modules before keepstep's
+    (`edge/os/own_modules.py`)."""
+    return [
+        f"{source.name}:{node.lineno}"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Constant) and node.value == "-m"
+        if source.name not in USERS_MODULES
+    ]
+
+
 def sleeps(text: str) -> list[int]:
     """Lines that use time.sleep, under whatever name `time` was imported."""
     nodes = list(ast.walk(ast.parse(text)))
@@ -486,6 +507,16 @@ def test_the_rule_of_decoding_sees(text: str) -> None:
     assert parses_json(Source("keepstep.edge.os.journal", text)) == ["keepstep.edge.os.journal:1"]
     assert parses_json(Source("keepstep.testing.lines", text)) == []
     assert parses_json(Source("keepstep.edge.os.journal", "json.dumps(x)")) == []
+
+
+def test_the_rule_of_modules_sees() -> None:
+    text = "[sys.executable, '-m', 'keepstep.cli.main']"
+    assert looks_in_the_working_directory(Source("keepstep.a", text)) == ["keepstep.a:1"]
+
+
+@pytest.mark.parametrize("source", PACKAGE, ids=lambda source: source.name)
+def test_no_process_of_keepsteps_takes_modules_from_the_working_directory(source: Source) -> None:
+    assert looks_in_the_working_directory(source) == []
 
 
 @pytest.mark.parametrize("text", ["Console()", "rich.console.Console(stderr=True)"])

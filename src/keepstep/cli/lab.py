@@ -28,6 +28,7 @@ from keepstep.cli.job_choice import JsonOption, print_json
 from keepstep.config.option import check_seconds
 from keepstep.dashboard.screen import Screen
 from keepstep.edge.os.needs import check_torch
+from keepstep.edge.os.own_modules import module_words
 from keepstep.errors import ConfigError
 from keepstep.model.topology import parse_policy
 from keepstep.testing.lab import Lab, numbers, owner_of
@@ -112,7 +113,7 @@ def run(
             "loses one"
         )
         command = [
-            *(sys.executable, "-m", "keepstep.cli.main", "run"),
+            *(sys.executable, *module_words("keepstep.cli.main", "run")),
             *run_options(nodes, nproc, lab.endpoint(), f"lab-{lab.number}", store),
             *(["-m"] if module else []),
             script,

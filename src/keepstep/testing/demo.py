@@ -28,6 +28,7 @@ from rich.table import Table
 from keepstep.config import resolve
 from keepstep.dashboard.screen import Screen
 from keepstep.edge.os.journal import read_journal
+from keepstep.edge.os.own_modules import module_words
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import StatusPage, status_path
 from keepstep.errors import KeepstepError
@@ -70,7 +71,7 @@ class DemoRun:
         typed = " ".join([*command[:4], GPT.name if near.startswith("..") else near, *script[1:3]])
         console.print(f"\n$ {typed}   ({name})", style="bold")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "keepstep.cli.main", *command[1:], *script]
+            [sys.executable, *module_words("keepstep.cli.main", *command[1:], *script)]
         )
 
     def kill_in_step(self, rank: int, step: int) -> None:
@@ -106,7 +107,10 @@ class DemoRun:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             self.process.wait(timeout=30)
-            clean = [sys.executable, "-m", "keepstep.cli.main", "clean", "--force", "--yes"]
+            clean = [
+                sys.executable,
+                *module_words("keepstep.cli.main", "clean", "--force", "--yes"),
+            ]
             subprocess.run([*clean, "--job", self.job], stdout=subprocess.DEVNULL, check=False)
 
     def events(self) -> list[Event]:
