@@ -75,6 +75,9 @@ WORLD = {
 }
 NATIVE = {"numpy", "torch", "xxhash", "fsspec", "rich", "typer", "psutil"}
 
+# What is shown to a person may be somebody else's words.
+SCREEN = "keepstep.dashboard.screen"
+
 # The keeper's runtime, which runs in a simulated world too: it asks ports, and knows of `edge` only
 # the formats over a Memory.
 FORMATS = {
@@ -317,6 +320,39 @@ def parses_json(source: Source) -> list[str]:
     return found
 
 
+def own_consoles(source: Source) -> list[str]:
+    """Where a rich console is made that is no `Screen`: a name in what it prints could end the
+    command, or act on the terminal."""
+    return [
+        f"{source.name}:{node.lineno}"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).split(".")[-1] == "Console"
+        and source.name != SCREEN
+    ]
+
+
+# Where `-m` is a word of the user's.
+USERS_MODULES = {
+    "keepstep.cli.lab",
+    "keepstep.cli.launch_arguments",
+    "keepstep.core.recovery.standby",
+    "keepstep.runtime.rank.standby",
+    "keepstep.testing.crew",
+}
+
+
+def looks_in_the_working_directory(source: Source) -> list[str]:
+    """Where a Python is started by `-m`, which finds anybody's modules before keepstep's
+    (`edge/os/own_modules.py`)."""
+    return [
+        f"{source.name}:{node.lineno}"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Constant) and node.value == "-m"
+        if source.name not in USERS_MODULES
+    ]
+
+
 def sleeps(text: str) -> list[int]:
     """Lines that use time.sleep, under whatever name `time` was imported."""
     nodes = list(ast.walk(ast.parse(text)))
@@ -471,6 +507,27 @@ def test_the_rule_of_decoding_sees(text: str) -> None:
     assert parses_json(Source("keepstep.edge.os.journal", text)) == ["keepstep.edge.os.journal:1"]
     assert parses_json(Source("keepstep.testing.lines", text)) == []
     assert parses_json(Source("keepstep.edge.os.journal", "json.dumps(x)")) == []
+
+
+def test_the_rule_of_modules_sees() -> None:
+    text = "[sys.executable, '-m', 'keepstep.cli.main']"
+    assert looks_in_the_working_directory(Source("keepstep.a", text)) == ["keepstep.a:1"]
+
+
+@pytest.mark.parametrize("source", PACKAGE, ids=lambda source: source.name)
+def test_no_process_of_keepsteps_takes_modules_from_the_working_directory(source: Source) -> None:
+    assert looks_in_the_working_directory(source) == []
+
+
+@pytest.mark.parametrize("text", ["Console()", "rich.console.Console(stderr=True)"])
+def test_the_rule_of_consoles_sees(text: str) -> None:
+    assert own_consoles(Source("keepstep.cli.inspect", text)) == ["keepstep.cli.inspect:1"]
+    assert own_consoles(Source("keepstep.cli.inspect", "Screen()")) == []
+
+
+@pytest.mark.parametrize("source", PACKAGE, ids=lambda source: source.name)
+def test_what_is_printed_goes_through_the_screen(source: Source) -> None:
+    assert own_consoles(source) == []
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+from pathlib import Path
 from typing import Any
 
-from keepstep.config import job_dir_of, user_dir
+from keepstep.config import ending_dir_of, job_dir_of, user_dir
+from keepstep.config.values import is_job_name
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.os.processes import ensure_keeper
@@ -23,11 +25,23 @@ def test_nothing_to_remove(machine: Any) -> None:
     assert machine.json("clean", "--yes") == {"leftovers": []}
 
 
+def test_a_job_that_is_called_as_another_ones_remains_were_is_not_removed_with_it(
+    machine: Any,
+) -> None:
+    machine.rank("train", 0, [1]).close()
+    machine.rank("train.ending-4711", 0, [1]).close()
+    machine.pages.clear()
+    document = machine.json("clean", "--job", "train", "--yes")
+    assert [found["job"] for found in document["leftovers"]] == ["train"]
+    assert names(machine) == ["train.ending-4711"]
+    assert not is_job_name(ending_dir_of(Path("/memory/train"), 4711).name)
+
+
 def test_the_dead_are_removed_and_the_living_are_not(machine: Any) -> None:
     machine.rank("dead", 0, [1, 2]).close()
     machine.pages.clear()
     machine.rank("alive", 0, [1])
-    ending = job_dir_of(machine.settings.arena_dir, "gone.ending-4711")
+    ending = job_dir_of(machine.settings.arena_dir, "gone~ending-4711")
     ending.mkdir(mode=0o700)
     document = machine.json("clean", "--all", "--yes")
     assert [(found["job"], found["removed"]) for found in document["leftovers"]] == [

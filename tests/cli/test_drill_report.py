@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from rich.console import Console
-
 from keepstep.cli import drill_report, drill_soak
+from keepstep.dashboard.screen import Screen
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
 from keepstep.testing.witness import DrillFacts
@@ -52,9 +51,9 @@ REPORT: dict[str, Any] = {
 
 
 def shown(facts: DrillFacts, **changes: Any) -> str:
-    console = Console(width=160, record=True, file=io.StringIO())
-    drill_report.show(console, facts, {**REPORT, **changes})
-    return console.export_text()
+    file = io.StringIO()
+    drill_report.show(Screen(width=160, file=file), facts, {**REPORT, **changes})
+    return file.getvalue()
 
 
 def event(at_s: int, kind: str, why: str) -> Event:
@@ -118,10 +117,10 @@ def test_a_soak_shows_its_tally() -> None:
         "lost_steps_beyond_policy": {},
         "sources": {"memory": 7},
     }
-    console = Console(width=160, record=True, file=io.StringIO())
+    file = io.StringIO()
     report = {**REPORT, "soak": soak, "failure": "it [never] came", "faults": [NODE_FAULT]}
-    drill_soak.show(console, report)
-    text = console.export_text()
+    drill_soak.show(Screen(width=160, file=file), report)
+    text = file.getvalue()
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
     assert ["kill", "3", "1.5", "2.5", "", ""] in rows and [
         "all",

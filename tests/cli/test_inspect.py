@@ -278,3 +278,18 @@ def test_checkpoints_are_whole_at_80_columns(
     for step in ("99999998", "99999999"):
         [row] = [row.split() for row in rows if row.split()[:1] == [step]]
         assert row[-1] == "intact", text
+
+
+@pytest.mark.parametrize("odd", ["[/x]", "\x1b]0;pwned\x07"])
+def test_names_in_a_store_neither_end_the_command_nor_reach_the_terminal(
+    machine: Any, tmp_path: Path, odd: str
+) -> None:
+    store = Store(tmp_path / "bucket")
+    job = odd if odd.isprintable() else "a"  # no other is a job's in a manifest
+    made = Manifest(job, 7, 1, {f"loss{odd}": 1.0}, 1, {}, {})
+    directory = Path(store.path(made.name))
+    directory.mkdir(parents=True)
+    (directory / "keepstep.json").write_bytes(made.to_bytes())
+    result = machine.run("inspect", "--store", str(store.root))
+    assert result.exit_code == 0 and "loss" in result.stdout
+    assert "\x1b" not in result.stdout and "\x07" not in result.stdout

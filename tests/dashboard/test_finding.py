@@ -41,7 +41,7 @@ def test_jobs_are_found_by_memory_or_journal_newest_first(arena: Path, tmp_path:
     journal.parent.mkdir(parents=True)
     journal.touch()
     os.utime(journal, (1, 1))
-    claim_job_dir(job_dir_of(arena, "demo.ending-4711"))
+    claim_job_dir(job_dir_of(arena, "demo~ending-4711"))
     (arena / "something-else").mkdir()
     found = find_jobs(arena, tmp_path / "state")
     assert [(job.name, job.has_memory) for job in found] == [("demo", True), ("old", False)]
@@ -88,7 +88,7 @@ def test_a_keeper_that_is_removing_its_memory_lives(arena: Path) -> None:
     with subprocess.Popen(command, **pipes) as process:
         assert process.stdout is not None
         process.stdout.readline()  # it has begun
-        ending = job_dir_of(arena, f"demo.ending-{process.pid}")
+        ending = job_dir_of(arena, f"demo~ending-{process.pid}")
         job_dir_of(arena, "demo").rename(ending)
         [found] = find_leftovers(arena)
         assert (found.job, found.path, found.keeper_alive) == ("demo", ending, True)

@@ -19,6 +19,7 @@ from keepstep.cli.clean import remove
 from keepstep.cli.job_choice import JsonOption, arena_dir, print_json
 from keepstep.core.comparison.omissions import Audit, Omission
 from keepstep.dashboard.finding import find_leftovers
+from keepstep.dashboard.screen import Screen
 from keepstep.errors import ConfigError
 from keepstep.model.units import counted
 
@@ -59,7 +60,7 @@ def audit(
     if json:
         print_json(found)
     else:
-        _print(Console(), found)
+        _print(Screen(), found)
     if not found.is_complete:
         raise typer.Exit(1)
 

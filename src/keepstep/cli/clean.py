@@ -32,10 +32,12 @@ from keepstep.cli.job_choice import (
     no_memory,
     print_json,
 )
+from keepstep.config import ending_dir_of
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.dashboard import terminal
 from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import Leftover, find_leftovers
+from keepstep.dashboard.screen import Screen
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.edge.os.job_directory import leave_arena
 from keepstep.errors import ConfigError, KeeperError
@@ -71,7 +73,7 @@ def clean(
     going = [each for each in found if not each.alive or (force and not each.ranks_alive)]
     if job and len(going) < len(found):
         raise ConfigError(_refusal(next(each for each in found if each not in going)))
-    console = Console(stderr=json, highlight=False)
+    console = Screen(stderr=json, highlight=False)
     console.print(terminal.leftovers(found) if found else no_memory())
     if found and not going:
         console.print("Nothing to remove: each has a living process.")
@@ -127,8 +129,7 @@ def remove(leftover: Leftover) -> None:
         _take(lock_fd, leftover.path)
         _check_ranks(leftover)
         # The directory leaves its name in one step: a new run of the job may begin any moment.
-        name = leftover.path.name.partition(".ending-")[0]
-        gone = leftover.path.with_name(f"{name}.ending-{os.getpid()}")
+        gone = ending_dir_of(leftover.path, os.getpid())
         os.rename(leftover.path, gone)
         shutil.rmtree(gone)
         leave_arena(leftover.path.parent)

@@ -18,7 +18,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -28,6 +27,7 @@ from keepstep.cli.progress_bar import bytes_bar
 from keepstep.core.comparison.verdict import Advance, advance, are_equal, by_kinds, summary
 from keepstep.dashboard import terminal
 from keepstep.dashboard.document import as_json
+from keepstep.dashboard.screen import Screen
 from keepstep.model.comparison import Likeness, TensorFinding, TensorKind
 from keepstep.model.decoding import on_a_screen
 
@@ -86,7 +86,7 @@ def _compare_two(a: str, b: str, every: bool, json: bool) -> bool:
         document = {"a": one.what, "b": other.what, "summary": told, "is_equal": is_equal}
         print_json({**document, "tensors": tensors})
         return is_equal
-    console = Console()
+    console = Screen()
     console.print(Text(told, style="bold"), soft_wrap=True)
     console.print(Text(f"A: {one.what}\nB: {other.what}"), soft_wrap=True)
     if one.has_values is not other.has_values:
@@ -162,7 +162,7 @@ def _compare_history(word: str, json: bool) -> bool:
     if json:
         print_json({"histories": histories, "warnings": warnings})
         return not warnings
-    console = Console()
+    console = Screen()
     states = sum(len(advances) for advances in histories)
     if not states:
         told = f"There is only one state in {word}, and nothing to compare it with."

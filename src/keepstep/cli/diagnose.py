@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from keepstep.cli.job_choice import JsonOption, print_json
 from keepstep.cli.log_reading import WITHIN_S, LeftOut, ReadLogs, read_verdict
 from keepstep.core.postmortem.sightings import Sighting
 from keepstep.core.postmortem.verdict import LogVerdict
+from keepstep.dashboard.screen import Screen
 from keepstep.edge.os.log_files import line_number
 from keepstep.errors import ConfigError
 from keepstep.model.units import counted, first_names, human_bytes
@@ -58,10 +58,10 @@ def diagnose(
             f"at {path}"
         )
     read = read_verdict(path, within_s)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Screen(highlight=False, soft_wrap=True)
     if read.verdict is None:
         for line in [*_unread_lines(read.unread), f"nothing could be read in {path}"]:
-            Console(stderr=True).print(Text(line), soft_wrap=True)
+            Screen(stderr=True).print(Text(line), soft_wrap=True)
         raise typer.Exit(IS_UNREADABLE)
     if json:
         print_json(_document(read.verdict, read))

@@ -22,6 +22,7 @@ from keepstep.cli.job_choice import JsonOption, print_json
 from keepstep.core.doctor.defect import Defect, Grade
 from keepstep.core.doctor.examination import CheckResult, Examination, examine
 from keepstep.dashboard.finding import find_leftovers
+from keepstep.dashboard.screen import Screen
 from keepstep.edge.doctor.host import Host
 from keepstep.edge.doctor.machine import read_machine
 from keepstep.model.machine_facts import LeftMemory
@@ -57,7 +58,7 @@ def doctor(
     if json:
         print_json(_document(found))
     else:
-        _print(Console(highlight=False, soft_wrap=True), found, verbose)
+        _print(Screen(highlight=False, soft_wrap=True), found, verbose)
     if not found.is_fit:
         raise typer.Exit(IS_UNFIT)
 

@@ -18,12 +18,12 @@ from statistics import median
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from keepstep.cli import drill_report, drill_soak
 from keepstep.cli.drill_arguments import DrillArguments, build_drill, checked_faults
 from keepstep.cli.parameters import from_arguments, takes
 from keepstep.cli.progress_bar import counting_bar, timing_bar
+from keepstep.dashboard.screen import Screen
 from keepstep.edge.os.needs import check_torch
 from keepstep.testing.conductor import Drill, conduct, reference
 from keepstep.testing.faults import Fault
@@ -133,7 +133,7 @@ def _print(outcome: DrillOutcome, as_json: bool) -> None:
     if as_json:
         print(json.dumps(outcome.report))
         return
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     drill_report.show(console, outcome.facts, outcome.report)
 
 
@@ -141,7 +141,7 @@ def _leave(outcome: DrillOutcome, work: Path, keeps_work: bool) -> int:
     """Remove what nobody asked to keep, or say where it is; the exit code."""
     code = exit_code(outcome.report)
     if code != PROVED:
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console = Screen(stderr=True, highlight=False, soft_wrap=True)
         console.print(f"Journals and output of the job: {work / outcome.facts.job}")
     elif not keeps_work:
         shutil.rmtree(work, ignore_errors=True)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from keepstep.cli import drill_soak
 from keepstep.model.units import S_NS, human_bytes
@@ -63,15 +63,13 @@ def _faults(report: dict[str, Any]) -> Table:
             str(fault["step"]),
             fault["phase"],
             _seen(fault),
-            escape(fault["evidence"]),
+            fault["evidence"],
         )
     return table
 
 
-def _seen(fault: dict[str, Any]) -> str:
-    if fault["seen"]:
-        return "[green]yes[/]"
-    return "[red]no[/]" if fault["injected"] else "[red]not injected[/]"
+def _seen(fault: dict[str, Any]) -> Text:
+    return _yes_or_no(fault["seen"], "no" if fault["injected"] else "not injected")
 
 
 def _show_timeline(console: Console, facts: DrillFacts) -> None:
@@ -82,28 +80,28 @@ def _show_timeline(console: Console, facts: DrillFacts) -> None:
     lines.sort()
     table = Table("s", "who", "what", title="Timeline", box=None)
     for at_ns, who, why in lines[:MAX_LINES]:
-        table.add_row(f"{(at_ns - lines[0][0]) / S_NS:.3f}", who, escape(why))
+        table.add_row(f"{(at_ns - lines[0][0]) / S_NS:.3f}", who, why)
     console.print(table)
     if len(lines) > MAX_LINES:
         console.print(f"{len(lines) - MAX_LINES} more lines are in the journals")
 
 
-def _sentences(report: dict[str, Any]) -> Iterator[str]:
-    yield f"recovered: {_yes_or_no(report['recovered'])}"
-    yield f"same final state: {_yes_or_no(report['bit_equal'])}"
-    yield f"at most one step lost per failure: {_yes_or_no(report['within_one_step'])}"
+def _sentences(report: dict[str, Any]) -> Iterator[str | Text]:
+    yield Text("recovered: ") + _yes_or_no(report["recovered"])
+    yield Text("same final state: ") + _yes_or_no(report["bit_equal"])
+    yield Text("at most one step lost per failure: ") + _yes_or_no(report["within_one_step"])
     yield f"hash                {report['hash']}"
     yield f"hash, undisturbed   {report['expected_hash']}"
     yield _totals(report)
     yield from _recoveries(report)
     for why in report["half_checkpoints"]:
-        yield f"[red]half a checkpoint is taken for one:[/] {escape(why)}"
+        yield Text("half a checkpoint is taken for one: ", style="red") + Text(why)
     if report["left_over"]:
-        yield f"[red]left behind:[/] {', '.join(report['left_over'])}"
+        yield Text("left behind: ", style="red") + Text(", ".join(report["left_over"]))
 
 
-def _yes_or_no(value: bool) -> str:
-    return "[green]yes[/]" if value else "[red]no[/]"
+def _yes_or_no(value: bool, no: str = "no") -> Text:
+    return Text("yes", style="green") if value else Text(no, style="red")
 
 
 def _totals(report: dict[str, Any]) -> str:

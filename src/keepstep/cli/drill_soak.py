@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from keepstep.errors import ConfigError
 from keepstep.testing.conductor import LINK_DEAD_S, Drill, can_mount, conduct, reference
@@ -75,9 +75,9 @@ def show(console: Console, report: dict[str, Any]) -> None:
     """Print what the soak adds up to."""
     console.print(_turns(report["soak"]))
     for line in _sentences(report):
-        console.print(escape(line), highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True)
     if report["failure"]:
-        console.print(f"[red]{escape(report['failure'])}[/]", highlight=False, soft_wrap=True)
+        console.print(Text(report["failure"], style="red"), soft_wrap=True)
 
 
 def _turns(soak: dict[str, Any]) -> Table:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from keepstep.cli.job_choice import (
     JsonOption,
@@ -28,6 +27,7 @@ from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.moment import Moment
 from keepstep.dashboard.run_screen import run_screen
+from keepstep.dashboard.screen import Screen
 from keepstep.dashboard.spans import incidents_of
 from keepstep.dashboard.timeline import JobRun, runs_of
 from keepstep.dashboard.view import Pages, run_account
@@ -62,7 +62,7 @@ def explain(
     if json:
         print_json(_document(found, [run for _, run in chosen]))
         return
-    console = Console()
+    console = Screen()
     if not chosen:
         name = f"job {found.name}" if found else "any job"
         console.print(f"There is no journal of {name} in {state_dir()}.", highlight=False)

@@ -34,6 +34,7 @@ from keepstep.dashboard.ages import clock, human_age
 from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.moment import Moment
+from keepstep.dashboard.screen import Screen
 from keepstep.dashboard.sentences import holding
 from keepstep.dashboard.slots import SlotRow, held_rows, slot_row, slot_rows
 from keepstep.edge.shm.memory import MEMORY
@@ -136,7 +137,7 @@ def _inspect_memory(
         ]
         print_json({"jobs": documents, "damaged": damaged})
         return damaged
-    console = Console()
+    console = Screen()
     if not jobs:
         console.print(no_memory(), highlight=False)
     for found, proofs in jobs:
@@ -314,7 +315,7 @@ def _inspect_store(url: str, verify: bool, json: bool) -> int:
         document = {"store": url, "checkpoints": proofs, "damaged": damaged, "other_runs": others}
         print_json(document)
         return damaged
-    console = Console()
+    console = Screen()
     console.print(
         Text(url, style="bold"),
         _checkpoint_table(proofs) if proofs else "There is no checkpoint.",

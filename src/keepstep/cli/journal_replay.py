@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from keepstep.cli.job_choice import print_json
 from keepstep.cli.policy_comparison import cases_of
+from keepstep.dashboard.screen import Screen
 from keepstep.edge.os.journal import read_journal
 from keepstep.model.cluster import DAY_S, Cluster
 from keepstep.sim.economics.montecarlo import WalkOutcome, walk
@@ -39,7 +39,7 @@ def replayed(
         runs = [{**asdict(each), "effective_ratio": each.effective_ratio} for each in outcomes]
         print_json({"cluster": cluster, "happened": happened, "runs": runs})
         return
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     console.print(_words(happened, cluster), soft_wrap=True)
     console.print(_table(happened, outcomes))
 

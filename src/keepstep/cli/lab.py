@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
 from keepstep.cli.job_choice import JsonOption, print_json
 from keepstep.config.option import check_seconds
+from keepstep.dashboard.screen import Screen
 from keepstep.edge.os.needs import check_torch
+from keepstep.edge.os.own_modules import module_words
 from keepstep.errors import ConfigError
 from keepstep.model.topology import parse_policy
 from keepstep.testing.lab import Lab, numbers, owner_of
@@ -104,7 +105,7 @@ def run(
     parse_policy(policy)
     bits = None if rate is None else parse_rate(rate)
     room = Path(tempfile.mkdtemp(prefix="keepstep-lab-")) if work is None else work.absolute()
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Screen(stderr=True, highlight=False, soft_wrap=True)
     with Lab(nodes, room, bits, False if loopback else None) as lab:
         kind = "loopback addresses" if loopback or why_no_namespaces() else "network namespaces"
         console.print(
@@ -112,7 +113,7 @@ def run(
             "loses one"
         )
         command = [
-            *(sys.executable, "-m", "keepstep.cli.main", "run"),
+            *(sys.executable, *module_words("keepstep.cli.main", "run")),
             *run_options(nodes, nproc, lab.endpoint(), f"lab-{lab.number}", store),
             *(["-m"] if module else []),
             script,
@@ -156,7 +157,7 @@ def show(json: JsonOption = False) -> None:
     if json:
         print_json({"labs": found})
         return
-    Console().print(_table(found) if found else "No lab runs on this machine.")
+    Screen().print(_table(found) if found else "No lab runs on this machine.")
 
 
 def _table(labs: list[dict[str, Any]]) -> Table:

@@ -13,7 +13,6 @@ import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
@@ -38,8 +37,8 @@ from keepstep.cli.run import CONTEXT_SETTINGS, run
 from keepstep.cli.simulate import simulate
 from keepstep.cli.status import status
 from keepstep.cli.timeouts import timeouts
+from keepstep.dashboard.screen import Screen
 from keepstep.errors import KeepstepError
-from keepstep.model.decoding import on_a_screen
 
 # click's; typer has a copy of its own in some releases, and takes the installed one in others
 UsageError: type[Any] = typer.BadParameter.__bases__[0]
@@ -66,8 +65,8 @@ class Commands(TyperGroup):
 
 
 def _refuse(error: Exception, why: str) -> NoReturn:
-    told = Text(f"error: {on_a_screen(why)}", style="red")
-    Console(stderr=True).print(told, soft_wrap=True)
+    told = Text(f"error: {why}", style="red")
+    Screen(stderr=True).print(told, soft_wrap=True)
     raise typer.Exit(2) from error
 
 

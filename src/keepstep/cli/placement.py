@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from keepstep.cli.job_choice import JsonOption, print_json
 from keepstep.core.redundancy.placement import Facts, auto, place
 from keepstep.core.redundancy.survival import survival
+from keepstep.dashboard.screen import Screen
 from keepstep.errors import ConfigError
 from keepstep.model.topology import Auto, Placement, Scheme, Topology, parse_policy, topology
 from keepstep.model.units import GIB
@@ -123,7 +123,7 @@ def _answer(found: Placement, chosen: str | None, most: int, where: Topology) ->
 
 
 def _show(found: Placement, answer: dict[str, Any]) -> None:
-    console = Console(soft_wrap=True, highlight=False)
+    console = Screen(soft_wrap=True, highlight=False)
     console.print(answer["why"])
     console.print(
         f"memory per node: {found.bytes_per_node_ratio:.3g} x its snapshot per slot, "

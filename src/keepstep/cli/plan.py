@@ -19,6 +19,7 @@ from keepstep.cli.job_choice import JsonOption, print_json
 from keepstep.core.economics.plan_reasons import reasons
 from keepstep.core.economics.planner import Candidate, PolicyPlan
 from keepstep.core.economics.planner import plan as plan_for
+from keepstep.dashboard.screen import Screen
 from keepstep.errors import ConfigError
 from keepstep.model.units import human_bytes
 
@@ -44,7 +45,7 @@ def plan(
     if json:
         print_json(_answer(found))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = Screen(highlight=False, soft_wrap=True)
     console.print(str(found.chosen.policy), style="bold", markup=False)
     for sentence in reasons(found):
         console.print(f"  {sentence}", markup=False)

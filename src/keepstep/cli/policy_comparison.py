@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from keepstep.cli import figures
@@ -20,6 +19,7 @@ from keepstep.cli.progress_bar import counting_bar
 from keepstep.core.economics.costs import ClusterPolicy, parse_cluster_policy
 from keepstep.core.economics.planner import SPARES_QUANTILE
 from keepstep.core.economics.spares import spares
+from keepstep.dashboard.screen import Screen
 from keepstep.errors import ConfigError
 from keepstep.model.cluster import Cluster
 from keepstep.model.units import human_bytes
@@ -74,7 +74,7 @@ def cases_of(cluster: Cluster, policies: str | None) -> list[Case]:
         try:
             cases.append(prepare(cluster, policy))
         except ConfigError as error:
-            console = Console(stderr=True, highlight=False, soft_wrap=True)
+            console = Screen(stderr=True, highlight=False, soft_wrap=True)
             console.print(f"left out: {error}", style="dim", markup=False)
     return cases
 
@@ -128,7 +128,7 @@ def _row_as_data(cluster: Cluster, row: Row) -> dict[str, Any]:
 
 def show(asked: Comparing, rows: Sequence[Row]) -> None:
     """Print the table."""
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, UNBROKEN_COLUMNS)
     console.print(asked.words, soft_wrap=True)

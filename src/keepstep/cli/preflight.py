@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from keepstep import __version__
 from keepstep.cli.doctor import find_left
@@ -37,6 +36,7 @@ from keepstep.config import Settings, resolve
 from keepstep.core.doctor.defect import Grade
 from keepstep.core.doctor.examination import Examination, examine
 from keepstep.core.preflight.catalogue import BY_CHECK, SAME, STATIC, with_floors
+from keepstep.dashboard.screen import Screen
 from keepstep.edge.doctor.host import Host
 from keepstep.edge.doctor.machine import read_machine
 from keepstep.edge.os.needs import check_torch
@@ -146,7 +146,7 @@ def preflight(
         floors=parse_floors(floor or []),
     )
     refuse_what_cannot_run(request)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Screen(stderr=True, highlight=False, soft_wrap=True)
     with _ended_as_by_ctrl_c():
         end = run_preflight(
             request,
@@ -158,7 +158,7 @@ def preflight(
     if json:
         print_json(as_document(end))
     else:
-        print_report(Console(highlight=False, soft_wrap=True), end)
+        print_report(Screen(highlight=False, soft_wrap=True), end)
     code = end.verdict.exit_code
     if own and code == 1 and not end.verdict.is_bad(end.node):
         code = 0

@@ -14,7 +14,6 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +24,7 @@ from keepstep.core.pacing.schedule import Plan
 from keepstep.core.pacing.step_profile import Profile
 from keepstep.dashboard.collective_profiles import NetworkView, network_view, network_words
 from keepstep.dashboard.finding import FoundJob
+from keepstep.dashboard.screen import Screen
 from keepstep.errors import ConfigError
 from keepstep.model.units import S_NS, human_bytes, human_ns
 
@@ -75,7 +75,7 @@ def _seen(name: str | None) -> tuple[FoundJob, NetworkView]:
 
 
 def _show(found: FoundJob, view: NetworkView) -> None:
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     console.print(Text(found.name, style="bold"))
     width = max(20, min(console.width, MAX_COLUMNS) - LABEL_COLUMNS)
     for line in _picture(view, width):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -13,6 +12,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TransferSpeedColumn,
 )
+
+from keepstep.dashboard.screen import Screen
 
 
 def counting_bar(is_shown: bool = True) -> Progress:
@@ -31,9 +32,9 @@ def bytes_bar() -> Progress:
 
 
 def _bar(is_shown: bool, *columns: ProgressColumn) -> Progress:
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         *columns,
         console=console,

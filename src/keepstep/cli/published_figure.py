@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from keepstep.cli import figures
+from keepstep.dashboard.screen import Screen
 from keepstep.sim.economics.gemini import INSTANCE_FAILURES_PER_DAY, PUBLISHED, SYSTEMS, Point
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def show(points: Sequence[Point]) -> None:
         ratios = (f"{system.effective_ratio(point.failures_per_day):.3f}" for system in SYSTEMS)
         nodes = str(point.nodes or TESTBED_NODES)
         table.add_row(f"{point.failures_per_day:g}", nodes, *ratios)
-    Console(highlight=False).print(table)
+    Screen(highlight=False).print(table)
 
 
 def drawn(points: Sequence[Point]) -> Figure:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -40,6 +40,7 @@ from keepstep.dashboard.ages import clock
 from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.moment import Moment
+from keepstep.dashboard.screen import Screen
 from keepstep.dashboard.status_screen import status_screen
 from keepstep.dashboard.view import JobView, job_view
 from keepstep.edge.os.journal import JournalTail
@@ -73,7 +74,7 @@ def status(
     elif json:
         print_json(looking.document())
     else:
-        Console().print(looking.screen())
+        Screen().print(looking.screen())
 
 
 class Looking:
@@ -107,7 +108,7 @@ class Looking:
 
 def _watch(looking: Looking, json: bool, interval_s: float) -> None:
     """Until Ctrl-C, or until nobody reads any more."""
-    console = Console()
+    console = Screen()
     if not json and console.is_terminal:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:

@@ -12,13 +12,13 @@ import os
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from keepstep.cli.job_choice import JsonOption, print_json
 from keepstep.cli.parameters import named_option
 from keepstep.config import Config, resolve
 from keepstep.core.detection.deadlines import Deadlines, derive, relations, table
+from keepstep.dashboard.screen import Screen
 
 
 def timeouts(
@@ -46,7 +46,7 @@ def timeouts(
 
 
 def _show(deadlines: Deadlines) -> None:
-    console = Console(soft_wrap=True, highlight=False)
+    console = Screen(soft_wrap=True, highlight=False)
     if deadlines.learns:
         console.print(
             "late, asleep and busy are floors: the job raises them to fit its own steps. Set "

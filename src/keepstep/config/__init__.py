@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from keepstep.config.settings import (
+    ENDING,
     Config,
     Settings,
     check_socket_path,
+    ending_dir_of,
     from_environ,
     from_mapping,
     job_dir_of,
@@ -15,9 +17,11 @@ from keepstep.config.settings import (
 )
 
 __all__ = [
+    "ENDING",
     "Config",
     "Settings",
     "check_socket_path",
+    "ending_dir_of",
     "from_environ",
     "from_mapping",
     "job_dir_of",

@@ -125,6 +125,14 @@ def job_dir_of(arena_dir: Path, job: str) -> Path:
     return user_dir(arena_dir) / job
 
 
+ENDING = "~ending-"  # no job's name has a "~" in it
+
+
+def ending_dir_of(job_dir: Path, pid: int | str) -> Path:
+    """Where this process puts a job's memory while it removes it."""
+    return job_dir.with_name(f"{job_dir.name.partition(ENDING)[0]}{ENDING}{pid}")
+
+
 def settings_from_text(text: str, environ: Environ | None = None) -> Settings:
     """The inverse of `Settings.to_text`, with the secrets that `Settings.secret_env` has put into
     the environment."""

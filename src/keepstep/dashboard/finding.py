@@ -12,7 +12,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from keepstep.config import user_dir
+from keepstep.config import ENDING, user_dir
 from keepstep.edge.os.flock import is_held
 from keepstep.edge.os.job_directory import is_own
 from keepstep.edge.os.processes import KEEPER_MODULE
@@ -21,7 +21,7 @@ from keepstep.edge.shm.slot_store import SHELVES
 from keepstep.edge.shm.status_pages import read_pages
 
 # a job directory that its keeper (this process) is removing
-_ENDING = re.compile(r"(.+)\.ending-(\d+)")
+_ENDING = re.compile(rf"(.+){ENDING}(\d+)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from keepstep.edge.os.orphans import end_orphans
+from keepstep.edge.os.own_modules import module_words
 from keepstep.edge.os.processes import RAY_MARK
 
 NODE_ID_DIGITS = 12  # of Ray's 56
@@ -32,7 +33,7 @@ class NodeAgent:
     ) -> None:
         """`command`: of `keepstep run`. `node_id`: asked for this node's; None: of Ray."""
         node = (node_id or _ray_node)()
-        self._command = [sys.executable, "-m", "keepstep.cli.main", "run", *command]
+        self._command = [sys.executable, *module_words("keepstep.cli.main", "run", *command)]
         words = "\0".join([node, *self._command])
         self._mark = {RAY_MARK: hashlib.sha256(words.encode()).hexdigest()[:16]}
         self._environ = {name: text.replace("{node_id}", node) for name, text in environ.items()}
@@ -42,7 +43,7 @@ class NodeAgent:
         end_orphans(self._mark)  # of an actor before this one, whose guard was killed, too
         [name], [mark] = self._mark, self._mark.values()
         guard = subprocess.Popen(
-            [sys.executable, "-m", "keepstep.ray.guard", name, mark],
+            [sys.executable, *module_words("keepstep.ray.guard", name, mark)],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )

@@ -24,6 +24,7 @@ from typing import BinaryIO, Protocol
 
 from keepstep.config import job_dir_of
 from keepstep.edge.os.journal import read_journal
+from keepstep.edge.os.own_modules import module_words
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.testing.etcd import Members
 from keepstep.testing.lab import Lab
@@ -57,8 +58,8 @@ class Crew(Protocol):
 def launch(launcher: str, module: Sequence[str], options: Sequence[str]) -> list[str]:
     """The command of a node. `options` are those `keepstep run` and torchrun share."""
     before = {
-        "run": ["-m", "keepstep.cli.main", "run", *options],
-        "torchrun": ["-m", "torch.distributed.run", *options],
+        "run": module_words("keepstep.cli.main", "run", *options),
+        "torchrun": module_words("torch.distributed.run", *options),
         "plain": [],
     }
     return [sys.executable, *before[launcher], "-m", *module]

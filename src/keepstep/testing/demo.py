@@ -23,11 +23,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from keepstep.config import resolve
+from keepstep.dashboard.screen import Screen
 from keepstep.edge.os.journal import read_journal
+from keepstep.edge.os.own_modules import module_words
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import StatusPage, status_path
 from keepstep.errors import KeepstepError
@@ -45,7 +46,7 @@ SHOWN = {
     "regrouped",
     "next-step",
 }
-console = Console(highlight=False, width=110)
+console = Screen(highlight=False, width=110)
 
 
 class DemoRun:
@@ -68,9 +69,9 @@ class DemoRun:
         script = [str(GPT), "--steps", str(steps), "--out", str(self.out)]
         near = os.path.relpath(GPT)
         typed = " ".join([*command[:4], GPT.name if near.startswith("..") else near, *script[1:3]])
-        console.print(f"\n[bold]$ {typed}[/bold]   ({name})")
+        console.print(f"\n$ {typed}   ({name})", style="bold")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "keepstep.cli.main", *command[1:], *script]
+            [sys.executable, *module_words("keepstep.cli.main", *command[1:], *script)]
         )
 
     def kill_in_step(self, rank: int, step: int) -> None:
@@ -87,8 +88,9 @@ class DemoRun:
                 time.sleep(status.step_ns_last / 2e9)
                 os.kill(status.pid, signal.SIGKILL)
                 console.print(
-                    f"[red]>>> SIGKILL to rank {rank} (process {status.pid}) in the middle "
-                    f"of step {status.step}[/red]"
+                    f">>> SIGKILL to rank {rank} (process {status.pid}) in the middle of step "
+                    f"{status.step}",
+                    style="red",
                 )
                 return
             time.sleep(0.002)
@@ -105,7 +107,10 @@ class DemoRun:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             self.process.wait(timeout=30)
-            clean = [sys.executable, "-m", "keepstep.cli.main", "clean", "--force", "--yes"]
+            clean = [
+                sys.executable,
+                *module_words("keepstep.cli.main", "clean", "--force", "--yes"),
+            ]
             subprocess.run([*clean, "--job", self.job], stdout=subprocess.DEVNULL, check=False)
 
     def events(self) -> list[Event]:
@@ -162,5 +167,6 @@ def compare(
     console.print(
         f"sha256 with the kill:  {with_kill['sha256']}\nsha256 undisturbed:    {without['sha256']}"
     )
-    console.print("[bold green]equal, bit for bit[/]" if equal else "[bold red]DIFFERENT[/]")
+    told, colour = ("equal, bit for bit", "green") if equal else ("DIFFERENT", "red")
+    console.print(told, style=f"bold {colour}")
     return 0 if equal and len(lost) == 1 else 1

@@ -41,7 +41,7 @@ def test_signals_and_capabilities(machine: FakeMachine) -> None:
 def test_keepers_with_and_without_memory(machine: FakeMachine) -> None:
     below = machine.root / "dev/shm" / f"keepstep-{os.getuid()}"
     (below / "whole").mkdir(parents=True)
-    (below / "ends.ending-72").mkdir()
+    (below / "ends~ending-72").mkdir()
     for pid, job in ((70, "lost"), (71, "whole"), (72, "ends")):
         machine.process(pid, cmdline=keeper(job))
     machine.process(73, cmdline=f"grep\0{KEEPER_MODULE}\0")

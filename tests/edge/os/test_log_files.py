@@ -15,8 +15,10 @@ from keepstep.edge.os.log_files import (
     MAX_HITS,
     MAX_LINE_BYTES,
     LogNeedles,
+    head_of,
     line_number,
     search,
+    size_of,
 )
 from keepstep.edge.os.log_folders import find_logs
 
@@ -116,5 +118,8 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     assert find_logs(tmp_path).files == {}
     with pytest.raises(OSError, match="regular file"):
         texts(tmp_path / "pipe")
+    for read in (size_of, head_of, lambda pipe: line_number(pipe, 1)):
+        with pytest.raises(OSError, match="regular file"):  # put there after it was found
+            read(tmp_path / "pipe")
     with pytest.raises(FileNotFoundError):
         texts(tmp_path / "nowhere")

@@ -74,3 +74,25 @@ def test_more_files_than_are_looked_at_are_told(
     monkeypatch.setattr(log_folders, "MAX_FILES", 4)
     found = find_logs(tmp_path)
     assert (len(found.files), found.is_cut) == (4, True)
+
+
+class Entry:
+    """As DirEntry, but for that."""
+
+    def __init__(self, entry: os.DirEntry[str]) -> None:
+        self.name, self.path, self.is_dir = entry.name, entry.path, entry.is_dir
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("a file was looked for among the folders")
+
+
+def test_many_files_beside_many_folders_are_looked_through_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is asked to read a directory has not made it: with 100,000 of each it took hours."""
+    for number in range(3):
+        (tmp_path / f"d{number}").mkdir()
+        (tmp_path / f"f{number}").touch()
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: [Entry(entry) for entry in scandir(path)])
+    assert list(find_logs(tmp_path).files) == ["f0", "f1", "f2"]

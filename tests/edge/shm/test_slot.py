@@ -3,6 +3,7 @@ always found."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import keepstep.edge.shm.memory
 from keepstep.coding.checksum import BLOCK_BYTES, checksum
 from keepstep.edge.shm.memory import MEMORY, SharedMemory
 from keepstep.edge.shm.slot import (
@@ -442,6 +444,28 @@ def test_a_full_filesystem_is_said_with_numbers_and_nothing_is_left(tiny_tmpfs: 
     assert list(tiny_tmpfs.iterdir()) == [first.path]
     assert reread(first.path)[2] == data
     first.close()
+
+
+NO_ROOM = [errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE]
+
+
+@pytest.mark.parametrize("number", NO_ROOM, ids=errno.errorcode.get)
+@pytest.mark.parametrize("call", ["os.open", "os.mkdir", "os.posix_fallocate", "mmap.mmap"])
+def test_whatever_there_is_none_of_is_said_and_ends_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """A tmpfs also runs out of files, a user of its quota, a process of descriptors and maps."""
+
+    def refuse(*args: object, **more: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    module, name = call.split(".")
+    monkeypatch.setattr(getattr(keepstep.edge.shm.memory, module), name, refuse)
+    path = tmp_path / "held" / "rank-00001" / "slot-0"
+    with pytest.raises(MemoryBudgetError, match=os.strerror(number)):
+        Slot.create(MEMORY, path, 64 * KIB, 100)
+    monkeypatch.undo()
+    assert not any(each.is_file() for each in tmp_path.rglob("*"))
 
 
 class SmallBlocks(SharedMemory):

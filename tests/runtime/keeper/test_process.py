@@ -59,6 +59,6 @@ def test_the_keeper_before_may_remove_the_directory_between_two_tries(
 ) -> None:
     before = JobLock(settings, "rank 0")
     assert before.take() and not lock.take()
-    os.rename(settings.job_dir, settings.job_dir.with_name("j.ending-1"))
+    os.rename(settings.job_dir, settings.job_dir.with_name("j~ending-1"))
     before.close()
     assert lock.take() and is_held(settings.job_dir / LOCK)

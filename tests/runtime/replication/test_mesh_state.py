@@ -420,6 +420,20 @@ def test_the_newest_word_about_nodes_stands_in_the_file_whatever_was_said_before
         assert read_node_safety(room.memory, room.job_dir) == spell_out(word, mesh)
 
 
+def test_a_full_memory_costs_the_file_about_nodes_and_not_the_keeper() -> None:
+    """Any process of the machine may have filled it."""
+    room = ReplicationRoom()
+    safety = KnownSafety(room.memory, room.job_dir)
+    word = SafetyWord(1, "copies:2", "", 5, True, (), (), (), (), 1, "one may be lost")
+    mesh = a_mesh(nodes=3, version=1)
+    room.files.eaten_bytes = room.files.budget_bytes
+    safety.receive(word, mesh)
+    assert read_node_safety(room.memory, room.job_dir) is None
+    room.files.eaten_bytes = 0
+    safety.receive(word, mesh)
+    assert read_node_safety(room.memory, room.job_dir) == spell_out(word, mesh)
+
+
 @pytest.mark.parametrize("took_ms", [0, 1, 100])
 def test_the_leader_does_not_spend_its_time_on_which_nodes_may_be_lost(
     monkeypatch: pytest.MonkeyPatch, took_ms: int

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from keepstep.config.settings import job_dir_of
+from keepstep.config.settings import ending_dir_of, job_dir_of
 from keepstep.edge.doctor.host import Host, table_of, whole
 from keepstep.edge.os.process_stat import stat_in
 from keepstep.edge.os.processes import KEEPER_MODULE
@@ -99,7 +99,7 @@ def _has_memory(host: Host, pid: str, job_dir: Path) -> bool:
     """Whether the directory is there for that process, which may see other mounts, or is just being
     removed by it."""
     root = Path(f"/proc/{pid}/root")
-    for path in (job_dir, job_dir.with_name(f"{job_dir.name}.ending-{pid}")):
+    for path in (job_dir, ending_dir_of(job_dir, pid)):
         try:
             os.stat(host.place(root / path.relative_to("/")))
         except FileNotFoundError:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+from keepstep.edge.os.own_modules import module_words
 from keepstep.edge.os.provider import environ_of, last_line
 from keepstep.model.lost import LostNode
 
@@ -33,7 +34,7 @@ class KubernetesProvider:
         force = ["--force"] if self._may_force else []
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "keepstep.runtime.agent.pod_replacing", *force],
+                [sys.executable, *module_words("keepstep.runtime.agent.pod_replacing", *force)],
                 env=environ_of(lost),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,

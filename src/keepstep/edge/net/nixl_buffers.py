@@ -32,6 +32,7 @@ from keepstep.edge.net.buffer_orders import (
     OrderKind,
 )
 from keepstep.edge.net.tcp import interface_of
+from keepstep.edge.os.own_modules import module_words
 from keepstep.errors import KeeperError
 from keepstep.model.buffers import BUFFER_BYTES, BUFFERS, BufferOffer, BufferRecord
 
@@ -105,7 +106,7 @@ class NixlBuffers:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", PROCESS_MODULE, str(self._memory)],
+                [sys.executable, *module_words(PROCESS_MODULE, str(self._memory))],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 pass_fds=[self._memory],

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from keepstep.edge.os.own_file import read_regular
 from keepstep.model.units import KIB, MIB
 
 CHUNK_BYTES = 4 * MIB
@@ -72,8 +73,7 @@ class LogExcerpt:
 def size_of(path: Path) -> tuple[int, bool]:
     """How large it is, as far as can be told without reading it, and whether it can be read from
     its beginning alone: then that is a guess. Raises OSError where it cannot be read."""
-    _refuse_others(path)
-    with open(path, "rb") as raw:
+    with open(read_regular(path), "rb") as raw:
         head, size = raw.read(HEAD_BYTES), os.fstat(raw.fileno()).st_size
     if head.startswith(GZIP):
         return size * PACKED_RATIO, True
@@ -82,13 +82,8 @@ def size_of(path: Path) -> tuple[int, bool]:
 
 def head_of(path: Path) -> str:
     """Its first bytes as text. Raises OSError."""
-    with open(path, "rb") as raw:
+    with open(read_regular(path), "rb") as raw:
         return _text(next(_chunks(_plain(raw), LOOKED_BYTES), (b"", True))[0])
-
-
-def _refuse_others(path: Path) -> None:
-    if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
-        raise OSError(f"{path}: expected a regular file")
 
 
 def search(
@@ -102,8 +97,7 @@ def search(
     """The lines that hold one of the needles there, between these offsets. `name`: as which the
     excerpts know the file. `goes_on` hears how many bytes were read since it was called last, and
     tells whether to read more. Raises OSError where it cannot be read."""
-    _refuse_others(path)
-    with open(path, "rb") as raw:
+    with open(read_regular(path), "rb") as raw:
         base = max(0, begin - BEHIND_BYTES)  # where the chunk begins in the file
         plain = _plain(raw)
         plain.seek(base)
@@ -129,7 +123,7 @@ def line_number(path: Path, offset: int) -> int | None:
     if offset > MAX_COUNTED_BYTES:
         return None
     lines, read = 1, 0
-    with open(path, "rb") as raw:
+    with open(read_regular(path), "rb") as raw:
         for chunk, _ in _chunks(_plain(raw)):
             lines += chunk.count(b"\n", 0, max(0, offset - read))
             read += len(chunk)

@@ -60,9 +60,11 @@ def find_logs(path: Path) -> LogFolder:
             found.skipped[name] = error.strerror or str(error)
             continue
         entries += len(listed)
-        folders = [entry for entry in listed if _is_folder(entry)]
+        folders = []
         for entry in listed:
-            if entry not in folders:
+            if _is_folder(entry):
+                folders.append(entry)
+            else:
                 _take(found, Path(entry.path), path)
         if folders and depth >= MAX_DEPTH:
             found.skipped[name] = f"folders deeper than {MAX_DEPTH}"

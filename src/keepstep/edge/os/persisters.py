@@ -17,6 +17,7 @@ from keepstep.config import Settings
 from keepstep.edge.os.computed import computed_ns
 from keepstep.edge.os.lines import LineBox
 from keepstep.edge.os.loop import Loop
+from keepstep.edge.os.own_modules import module_words
 from keepstep.ports import Hearer, MessageCodec
 
 PERSISTER_MODULE = "keepstep.runtime.persister.process"  # stands on a persister's command line
@@ -28,7 +29,7 @@ Tell = Callable[[str, str], object]
 
 def persister_command(settings: Settings) -> list[str]:
     """The command line of the job's persister."""
-    return [sys.executable, "-m", PERSISTER_MODULE, settings.to_text()]
+    return [sys.executable, *module_words(PERSISTER_MODULE, settings.to_text())]
 
 
 class ChildPersisters:

@@ -18,6 +18,7 @@ from keepstep.config import Settings
 from keepstep.edge.net.unix_socket import Mailbox, OnRefused, ignore_refused
 from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.os.own_file import append_to_own
+from keepstep.edge.os.own_modules import module_words
 from keepstep.errors import KeeperError
 from keepstep.model.launch import AGENT_SOCKET
 from keepstep.ports import MessageCodec
@@ -89,10 +90,7 @@ def start_keeper(settings: Settings, teller: str = "") -> None:
                 sys.executable,
                 "-c",
                 _LAUNCH,
-                "-m",
-                KEEPER_MODULE,
-                settings.to_text(),
-                teller,
+                *module_words(KEEPER_MODULE, settings.to_text(), teller),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,

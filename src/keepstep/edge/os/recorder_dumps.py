@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from keepstep.edge.os.own_file import read_regular
 from keepstep.errors import UntrustedError
 from keepstep.model.decoding import from_json
 from keepstep.model.units import MIB
@@ -26,9 +27,11 @@ def read_dump(
     """None where it is no such dump. `unpickle`: of plain values; raises UntrustedError. Raises
     OSError where the file cannot be read, ValueError where it is a dump and damaged, or too
     large."""
-    if not path.is_file():
-        return None  # opening a pipe would wait for its writer
-    with open(path, "rb") as file:
+    try:
+        fd = read_regular(path)  # opening a pipe would wait for its writer
+    except FileNotFoundError:
+        return None
+    with open(fd, "rb") as file:
         head = file.read(HEAD_BYTES)
         if head[:1] not in (PICKLE, TEXT) or not any(word in head for word in WORDS):
             return None

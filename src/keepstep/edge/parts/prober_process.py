@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from keepstep.edge.os.loop import Loop
+from keepstep.edge.os.own_modules import module_words
 from keepstep.edge.parts.probe import Targets
 from keepstep.edge.parts.prober import cursors_to_text, targets_to_text
 from keepstep.model.units import MIB
@@ -45,7 +46,7 @@ class ChildProber:
         """See `ports.PartProber`. Raises OSError."""
         self.stop()
         given = targets_to_text(self._targets), cursors_to_text(cursors)
-        command = [sys.executable, "-m", MODULE, *given]
+        command = [sys.executable, *module_words(MODULE, *given)]
         child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

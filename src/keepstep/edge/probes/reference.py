@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Mapping
 
+from keepstep.edge.os.own_modules import module_words
 from keepstep.model.decoding import an_object, from_json
 from keepstep.model.step_work import FixedWork
 from keepstep.model.units import MIB, MS_NS, S_NS
@@ -29,7 +30,7 @@ TRY_NS = 8 * MS_NS  # about
 def measure(pids: Mapping[int, int], within_ns: int) -> dict[int, FixedWork]:
     """By rank; empty where it could not be done in that time."""
     words = [f"{rank}:{pid}" for rank, pid in pids.items()]
-    command = [sys.executable, "-m", __name__, *words]
+    command = [sys.executable, *module_words(__name__, *words)]
     try:
         done = subprocess.run(
             command,

@@ -96,6 +96,8 @@ def equal(left: int, right: int, nbytes: int) -> bool:
     return bool(_libc.memcmp(left, right, nbytes) == 0)
 
 
+# What there may be none of: pages or files of a tmpfs, a user's quota, memory or maps, descriptors.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 # How opening says that there is something, and that it is no file.
 _NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
 
@@ -303,23 +305,23 @@ class SharedMemory:
     def create(self, path: Path, nbytes: int) -> MappedFile:
         # who has it mapped keeps what is in it: cutting it short would kill him
         self.remove(path)
-        return self.ensure(path, nbytes)
+        try:
+            return self.ensure(path, nbytes)
+        except MemoryBudgetError:
+            self.remove(path)
+            raise
 
     def ensure(self, path: Path, nbytes: int) -> MappedFile:
         """All pages are reserved, so that writing can never meet a full filesystem (SIGBUS)."""
-        _make_private(path.parent)
         try:
-            fd = open_file(path, os.O_CREAT)
-        except ValueError:  # nobody of ours has put it there
-            self.remove(path)
-            fd = open_file(path, os.O_CREAT)
-        try:
-            if self._numa_node is not None:
-                prefer_node(fd, nbytes, self._numa_node)
-            take_huge_pages(fd, path.resolve(), nbytes)
-            os.posix_fallocate(fd, 0, nbytes)
+            _make_private(path.parent)
+            fd = self._opened(path)
+            try:
+                self._reserve(fd, path, nbytes)
+            finally:
+                os.close(fd)
+            return MappedFile(path)
         except OSError as error:
-            path.unlink(missing_ok=True)
             if error.errno == errno.EFBIG:
                 most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
                 limit = "no limit" if most == resource.RLIM_INFINITY else human_bytes(most)
@@ -328,16 +330,34 @@ class SharedMemory:
                     f"largest this process may write is smaller (`ulimit -f`: {limit}): raise it, "
                     "`ulimit -f unlimited`"
                 ) from error
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+            if error.errno not in _NO_ROOM:
                 raise
-            free = human_bytes(self.free_bytes(path.parent))
             raise MemoryBudgetError(
-                f"a file of {human_bytes(nbytes)} does not fit into {path.parent}: {free} "
-                "are free there"
+                f"a file of {human_bytes(nbytes)} does not fit into {path.parent}: "
+                f"{self._free_above(path)} are free there ({error.strerror})"
             ) from error
-        finally:
-            os.close(fd)
-        return MappedFile(path)
+
+    def _opened(self, path: Path) -> int:
+        try:
+            return open_file(path, os.O_CREAT)
+        except ValueError:  # nobody of ours has put it there
+            self.remove(path)
+            return open_file(path, os.O_CREAT)
+
+    def _reserve(self, fd: int, path: Path, nbytes: int) -> None:
+        """Raises OSError, and leaves nothing there then."""
+        try:
+            if self._numa_node is not None:
+                prefer_node(fd, nbytes, self._numa_node)
+            take_huge_pages(fd, path.resolve(), nbytes)
+            os.posix_fallocate(fd, 0, nbytes)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _free_above(self, path: Path) -> str:
+        """In words, whichever of the directories above it are there."""
+        return human_bytes(self.free_bytes(next(above for above in path.parents if above.is_dir())))
 
     def join(self, pieces: Sequence[tuple[Region, int, int]]) -> JoinedFiles:
         mapped = []

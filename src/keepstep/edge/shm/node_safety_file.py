@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from keepstep.edge.shm.text_file import read_as, write_text
 from keepstep.model.decoding import from_json
 from keepstep.ports import Memory
 
@@ -15,14 +16,10 @@ FILE = "nodes.json"
 
 def write_node_safety(
     memory: Memory, job_dir: Path, known: dict[str, Any], nodes_text: str | None = None
-) -> None:
-    """Whole or not at all. `nodes_text`: its nodes as JSON, where that was made before: in a large
-    job they are nearly all of the file. Raises MemoryBudgetError when it does not fit."""
-    text, fresh = _text_of(known, nodes_text), job_dir / (FILE + ".new")
-    region = memory.create(fresh, len(text))
-    region.view[:] = text
-    region.close()
-    memory.rename(fresh, job_dir / FILE)
+) -> bool:
+    """Whole or not at all; False when not even that fits into the memory. `nodes_text`: its nodes
+    as JSON, where that was made before: in a large job they are nearly all of the file."""
+    return write_text(memory, job_dir / FILE, _text_of(known, nodes_text))
 
 
 def _text_of(known: dict[str, Any], nodes_text: str | None) -> bytes:
@@ -34,12 +31,5 @@ def _text_of(known: dict[str, Any], nodes_text: str | None) -> bytes:
 
 def read_node_safety(memory: Memory, job_dir: Path) -> dict[str, Any] | None:
     """None when there is none: a job of one node, or one that has not begun."""
-    try:
-        region = memory.open(job_dir / FILE)
-        try:
-            found = from_json(bytes(region.view))
-        finally:
-            region.close()
-    except (OSError, ValueError):
-        return None
+    found = read_as(memory, job_dir / FILE, from_json)
     return found if isinstance(found, dict) else None

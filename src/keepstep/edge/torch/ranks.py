@@ -31,6 +31,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from keepstep.edge.os.error_file import read_error_file
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.orphans import end_orphans
+from keepstep.edge.os.own_modules import module_words
 from keepstep.edge.os.rank_ends import EndWatch
 from keepstep.errors import ConfigError, KeeperError
 from keepstep.model.device import STAYING, UNTESTED_NCCL
@@ -179,7 +180,7 @@ class TorchRankProcesses:
         context = self._spawn(
             "standby",
             sys.executable,
-            ("-u", "-m", "keepstep.runtime.rank.standby", *self._launch.command[1:]),
+            ("-u", *module_words("keepstep.runtime.rank.standby", *self._launch.command[1:])),
             [0],
             [self._static_environ()],
         )

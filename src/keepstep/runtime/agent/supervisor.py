@@ -38,6 +38,7 @@ from keepstep.core.recovery.supervision import (
     predecessor,
 )
 from keepstep.edge.os.orphans import end_orphans
+from keepstep.edge.os.own_modules import module_words
 from keepstep.edge.probes.process import read_process
 from keepstep.model.launch import RUN, Predecessor
 from keepstep.model.units import MS_NS, S_NS
@@ -65,7 +66,7 @@ def keep_agent(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 class _Supervisor:
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._command = [sys.executable, "-m", "keepstep.cli.main", *arguments]
+        self._command = [sys.executable, *module_words("keepstep.cli.main", *arguments)]
         run = secrets.token_hex(8)
         self._environ = {**environ, SUPERVISOR: str(os.getpid()), RUN: run}
         self._supervision = Supervision()

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from keepstep.config import Settings
+from keepstep.config import Settings, ending_dir_of
 from keepstep.core.recovery.job_lifetime import Finish, JobLifetime
 from keepstep.core.resume.cut import Holding, cut, holding_of
 from keepstep.core.resume.vote import ListStore
@@ -541,7 +541,7 @@ class Keeper:
         # A new run of the same job may start this very moment: the old directory leaves its name in
         # one step.
         job_dir = self._settings.job_dir
-        gone = job_dir.with_name(f"{job_dir.name}.ending-{self._world.pid}")
+        gone = ending_dir_of(job_dir, self._world.pid)
         with suppress(FileNotFoundError):  # somebody has removed it while the job trained
             self._memory.rename(job_dir, gone)
         self._memory.remove(gone)

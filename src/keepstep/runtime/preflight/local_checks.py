@@ -20,6 +20,7 @@ from typing import Any
 from keepstep.core.preflight import catalogue
 from keepstep.core.preflight.catalogue import PreflightCheck
 from keepstep.core.wire.codec import NotAMessage
+from keepstep.edge.os.own_modules import module_words
 from keepstep.edge.preflight.child_process import ChildEnd, RunningChild
 from keepstep.model.messages.preflight import CheckOutcome, CheckReading
 from keepstep.model.units import MIB
@@ -112,7 +113,10 @@ def start_check(
     name: str, arguments: Mapping[str, Any], environ: Mapping[str, str]
 ) -> RunningChild:
     """Raises OSError."""
-    command = [sys.executable, "-m", CHILD, name, json.dumps(arguments), str(os.getpid())]
+    command = [
+        sys.executable,
+        *module_words(CHILD, name, json.dumps(arguments), str(os.getpid())),
+    ]
     return RunningChild(command, {**environ, **ONE_THREAD})
 
 

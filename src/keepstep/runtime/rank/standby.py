@@ -28,12 +28,11 @@ def become(message: BecomeRank) -> None:
     """Be the program from now on; returns when it ends."""
     os.environ.update(message.environ)
     sys.argv = program_of(message.command[1:])
+    sys.path.insert(0, _first_place(sys.argv))
     if sys.argv[0] == "-m":
         sys.argv = sys.argv[1:]
-        sys.path.insert(0, os.getcwd())
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, _script_dir(sys.argv[0]))
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
@@ -78,8 +77,8 @@ def _build_ahead(words: list[str]) -> str:
 
     targets = os.environ.get(PREBUILD, "").replace(",", " ").split()
     path, program = list(sys.path), program_of(words)
-    if program and program[0] != "-m":
-        sys.path.insert(0, _script_dir(program[0]))
+    if program:
+        sys.path.insert(0, _first_place(program))
     unbuilt: list[str] = []
 
     def failed(target: str, error: BaseException) -> None:
@@ -90,8 +89,9 @@ def _build_ahead(words: list[str]) -> str:
     return ", ".join(unbuilt)
 
 
-def _script_dir(script: str) -> str:
-    return str(Path(script).resolve().parent)
+def _first_place(program: list[str]) -> str:
+    """Where Python looks for this program's modules first."""
+    return os.getcwd() if program[0] == "-m" else str(Path(program[0]).resolve().parent)
 
 
 def main() -> None:

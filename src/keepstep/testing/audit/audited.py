@@ -107,7 +107,7 @@ def main(argv: list[str]) -> None:
     session.resolve = resolve_aside  # type: ignore[attr-defined]
     session.phase_listeners.append(looker)
     sys.argv = argv[2:]
-    sys.path[0] = str(Path(argv[2]).resolve().parent)
+    sys.path.insert(0, str(Path(argv[2]).resolve().parent))
     runpy.run_path(argv[2], run_name="__main__")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from keepstep.config import check_socket_path, job_dir_of
 from keepstep.core.comparison.omissions import Audit, TwoLooks, audit
+from keepstep.edge.os.own_modules import module_words
 from keepstep.errors import ConfigError
 from keepstep.model.fingerprint import Fingerprint, SeenValue
 from keepstep.testing.audit.audited import AuditedRun
@@ -73,7 +74,7 @@ def _start(command: Sequence[str], run: AuditedRun, within_s: float) -> tuple[in
     kept = {name: value for name, value in os.environ.items() if name not in CLEARED}
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "keepstep.testing.audit.audited", plan, *command],
+            [sys.executable, *module_words("keepstep.testing.audit.audited", plan, *command)],
             env={**kept, "PYTHONHASHSEED": "0", "KEEPSTEP_LOG": "quiet"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -8,6 +8,7 @@ job directory (there are none here).
 
 from __future__ import annotations
 
+from keepstep.config import ENDING
 from keepstep.core.redundancy.memory_budget import held_slots
 from keepstep.edge.shm.collective_profile_page import NBYTES as PROFILE_BYTES
 from keepstep.edge.shm.slot import slot_bytes, table_bytes
@@ -33,7 +34,7 @@ class MemoryWithinBudget(Checker):
         for node in self.job.living_nodes():
             if node.keeper is not None and node.keeper.process.why_ended.startswith("killed"):
                 continue  # when nobody was left who could have started another one
-            left = [path for path, _ in node.machine.files.every_file() if ".ending-" not in path]
+            left = [path for path, _ in node.machine.files.every_file() if ENDING not in path]
             if left:
                 self.violated(f"machine {node.machine.number} still has {left[:4]}")
 
