@@ -266,6 +266,20 @@ def test_an_object_store_keeps_a_tombstone_and_no_other_file() -> None:
     assert list(store._fs.store) == [f"/store/{NAME.directory}/{MANIFEST}"]
 
 
+@pytest.mark.parametrize("where", ["a disk", "an object store"])
+def test_a_tombstone_of_a_later_attempt_hides_no_checkpoint_of_the_same_step(
+    tmp_path: Path, where: str
+) -> None:
+    store = a_store(where, tmp_path)
+    assert published(*a_draft(store))
+    later = NAME._replace(epoch=NAME.epoch + 1)
+    a_draft(store, later)
+    raw = tombstone(later, store.signer)  # and whoever removed it went no further
+    store._fs.pipe_file(store.path(later, MANIFEST), raw)
+    assert [found.name for found in store.list_checkpoints().checkpoints] == [NAME]
+    assert store.named(NAME.step) == NAME and store.verify(NAME.step).name == NAME
+
+
 def test_a_file_system_without_links_removes_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -272,7 +272,7 @@ class Store:
         if isinstance(which, CheckpointName):
             return which
         begun = sorted((name for name in self._names() if name.step == which), reverse=True)
-        published = (name for name in begun if len(begun) == 1 or self.exists(name))
+        published = (name for name in begun if len(begun) == 1 or self._is_published(name))
         return next(published, begun[0] if begun else CheckpointName(which))
 
     # -- reading
@@ -317,7 +317,7 @@ class Store:
         for name in sorted(self._names(), reverse=True):
             try:
                 raw = self.read_small(name, MANIFEST)
-                entries = self._entries(name)
+                sizes = self._sizes(name)
             except (DamageError, StoreError) as error:
                 found.broken[name] = str(error)
                 (found.damaged if isinstance(error, DamageError) else found.unreadable).add(name)
@@ -330,9 +330,9 @@ class Store:
                     found.broken[name] = f"{self.url(name)} is of job {manifest.job!r}"
                     found.unfinished.add(name)
                     continue
-                self._check_entries(manifest, entries)
+                self._check_sizes(manifest, sizes)
                 found.intact.append(manifest)
-                if any(entry["name"].rsplit("/", 1)[-1] == DOUBTED for entry in entries):
+                if DOUBTED in sizes:
                     found.broken[name] = f"{self.url(name)}: its numbers were found to be in doubt"
                     found.doubted.add(name)
                     found.damaged.add(name)
@@ -440,19 +440,18 @@ class Store:
 
     def check_sizes(self, manifest: Manifest) -> None:
         """Raises DamageError when a file of the manifest is missing or has another size."""
-        self._check_entries(manifest, self._entries(manifest.name))
+        self._check_sizes(manifest, self._sizes(manifest.name))
 
-    def _entries(self, name: CheckpointName) -> list[dict[str, Any]]:
-        """What is in a checkpoint's directory; nothing when it is not there."""
+    def _sizes(self, name: CheckpointName) -> dict[str, int | None]:
+        """By name, what is in a checkpoint's directory; nothing when it is not there."""
         with store_errors(f"listing {self.url(name)}"):
             try:
-                entries: list[dict[str, Any]] = self._fs.ls(self.path(name), detail=True)
+                entries = self._fs.ls(self.path(name), detail=True)
             except FileNotFoundError:
-                return []
-        return entries
+                return {}
+        return {entry["name"].rsplit("/", 1)[-1]: entry["size"] for entry in entries}
 
-    def _check_entries(self, manifest: Manifest, entries: list[dict[str, Any]]) -> None:
-        found = {entry["name"].rsplit("/", 1)[-1]: entry["size"] for entry in entries}
+    def _check_sizes(self, manifest: Manifest, found: Mapping[str, int | None]) -> None:
         for file, sums in manifest.files.items():
             check_size(f"{self.url(manifest.name)}/{file}", sums.bytes, found.get(file))
 
@@ -519,17 +518,18 @@ class Store:
         """What was not published, of which files are left, and was begun before that one. Raises
         StoreError."""
         older = (name for name in sorted(self._names()) if name.is_older(before))
-        return [name for name in older if self._is_unpublished(name)]
+        left = (name for name in older if not self.exists(name))
+        # where a tombstone has to stay it is all that is left
+        return [name for name in left if self._local or self._sizes(name).keys() - {MANIFEST}]
 
-    def _is_unpublished(self, name: CheckpointName) -> bool:
+    def _is_published(self, name: CheckpointName) -> bool:
         size = self.place(name, MANIFEST).size()
         if size is None or size > MOST_BYTES:
-            return size is None
+            return size is not None
         with suppress(DamageError):  # else what stands there is no file, so no tombstone
             raw = self.read_small(name, MANIFEST)
-            if raw is None or is_tombstone(raw, name, self.signer):
-                return self._local or len(self._entries(name)) > 1
-        return False
+            return raw is not None and not is_tombstone(raw, name, self.signer)
+        return True
 
     def remove_unpublished(self, name: CheckpointName) -> None:
         """Remove the files of an attempt that was not published, and now never is. What was
