@@ -29,6 +29,11 @@ BODY = "RuntimeError: boom"
         ("[PG ID 0 PG GUID 0(default_pg) Rank 3]  ", 3),
         ("\x1b[31m[rank3]:\x1b[0m ", 3),
         ("(TrainWorker pid=77, ip=10.0.0.1) [rank3]: ", 3),
+        ("worker-1: [rank3]: ", 3),
+        ("gpu07: ", None),
+        ('ts=2026-03-14T09:26:53.589Z level=error rank=3 msg="', 3),
+        ('time="2026-03-14T09:26:53Z" level=error rank=3 msg="', 3),
+        ("2026-03-14 09:26:53,589 ERROR rank=3 ", 3),
     ],
 )
 def test_the_head_is_taken_off(head: str, rank: int | None) -> None:
@@ -51,6 +56,22 @@ def test_the_kernel_is_known_by_its_head(text: str) -> None:
     assert line.by == "kernel"
     assert line.body.startswith("NVRM")
     assert line.host in ("node7", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("gpu-07: [99.123456] NVRM: Xid (PCI:0000:18:00): 79, pid=1", "gpu-07"),
+        ("n1: [rank3]: ValueError: boom", "n1"),
+        ("n1: Traceback (most recent call last):", "n1"),
+        ("train2.py: ERROR", None),
+        ("python3: can't open file", None),
+        ("step3: 4.2", None),
+        ("ValueError2: [x]", None),
+    ],
+)
+def test_who_runs_a_command_on_many_hosts_names_them(text: str, host: str | None) -> None:
+    assert parse_line(text).host == host
 
 
 def test_nccl_names_host_process_and_device() -> None:

@@ -33,6 +33,7 @@ UNKNOWN = FailureClass(
     "job",
 )
 SHOWN = 5  # lines of evidence
+FOLLOWS = ("cancelled", "crash")  # a watchdog aborts its rank, and the launcher cancels the rest
 STALE_S = 2 * 3600  # a collective's time-out is shorter, and a kernel's log goes back for weeks
 
 
@@ -92,9 +93,12 @@ def _attempts(seen: Sightings) -> list[_Attempt]:
     found.setdefault(last, _Attempt(last, [], [], [], []))
     in_attempts = any(number > 0 for number in found)
     for sighting in [*seen.found.values(), *_first_exits(seen)]:
-        who = seen.who.rank_of(sighting.host, sighting.pid, sighting.bus, sighting.local)
-        if sighting.rank is None and who is not None:
-            sighting.rank = who
+        if sighting.is_local and sighting.local is not None:
+            path, host = sighting.place.path, sighting.host or ""
+            sighting.rank = seen.who.rank_within(path, host, sighting.local)
+        elif sighting.rank is None:
+            pod = seen.rank_of_pod(sighting)
+            sighting.rank = seen.who.rank_of(sighting) if pod is None else pod
         # What no attempt's directory holds, a launcher's or the kernel's log, is of the last one.
         is_inside = "attempt_" in sighting.place.path
         number = sighting.place.attempt if is_inside or not in_attempts else last
@@ -140,9 +144,11 @@ def _cause(seen: Sightings, attempt: _Attempt, missed: Missed | None) -> LogVerd
     silent = _silent(seen, attempt)
     if silent is not None:
         return _of_silence(seen, attempt, silent)
-    if attempt.roots:
-        return _of_roots(seen, attempt, attempt.roots, missed)
-    if seen.collectives.has_timeout and is_last:
+    has_timeout = seen.collectives.has_timeout and is_last
+    faint = [s for s in attempt.roots if not (has_timeout and s.pattern.kind in FOLLOWS)]
+    if faint:
+        return _of_roots(seen, attempt, faint, missed)
+    if has_timeout:
         why = "collectives timed out, and nothing tells which rank did not enter them"
         return _verdict(seen, attempt, seen.table.classes["hang"], why)
     return None
