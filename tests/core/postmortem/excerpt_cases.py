@@ -1,7 +1,7 @@
 """Excerpts of failed runs, written in the formats of many launchers and libraries, each with the
 class and the rank that were decided before anything read it. `first.txt` was written when the table
-of patterns had not seen any of them, `second.txt` when it had been mended by the first, `third.txt`
-later, by somebody who had seen none of it.
+of patterns had not seen any of them, `second.txt` when it had been mended by the first; the others
+later, by somebody who had seen none of it, each when it had been mended by the one before.
 
     ##### name | class | rank, or - for nobody in particular
     === path of a file

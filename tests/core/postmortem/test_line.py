@@ -17,6 +17,7 @@ BODY = "RuntimeError: boom"
         ("[rank3]: ", 3),
         ("[rank3]:[rank3]: ", 3),
         ("3: ", 3),
+        ("3 | ", 3),
         (" 3: [rank3]: ", 3),
         ("[1,3]<stderr>:", 3),
         ("[Rank 3] ", 3),

@@ -34,6 +34,7 @@ PIECES = [
         r"\[[a-z_]{1,40}(?P<local>\d{1,6})\]: ?",
         r"std(?:out|err) [FP] (?P<stream>)",  # Kubernetes' runtimes
         r"(?=\S{0,80}\d)(?:(?:[\w./-]{1,80}|\[std(?:out|err)\]) ){1,3}(?=\[[Rr]ank ?\d{1,6}\])",
+        r"(?:[\w./-]{1,120} ){1,2}(?=\d{4}-\d\d-\d\dT)",  # stern: pod and container
         r"(?P<margin> {2,80})\| ",
         r"(?:ts|time|timestamp|t|msg|message|error|err)=\"?(?=[\w\[(<])",  # of logfmt
         r"\" (?=[a-z_]{1,20}=)",
@@ -55,9 +56,11 @@ PIECES = [
         r"\[[^\]\n]{0,120}\][ :-]{1,3}",
     )
 ]
-LABEL = re.compile(r" {0,6}(?:(?P<rank>\d{1,6}): ?|\[(?P<number>\d{1,4})\] (?=\S))")
+LABEL = re.compile(
+    r" {0,6}(?:(?P<rank>\d{1,6}): ?|\[(?P<number>\d{1,4})\] (?=\S))|(?P<column>\d{1,6}) \| "
+)
 EACH_HOST = re.compile(  # of pdsh, clush
-    r"(?=[\w.-]{0,80}\d)(?P<host>[a-z][\w.-]{0,80})(?<!\.py)(?<!\.sh): "
+    r"(?=[\w.-]{0,80}\d)(?P<host>[a-z][\w.-]{0,80}|\d{1,3}(?:\.\d{1,3}){3})(?<!\.py)(?<!\.sh): "
     r"(?=\[|Traceback \(| {2}File |\d{4}-|[IWEF]\d{4} |[A-Z]\w{0,80}(?:Error|Exception)\b"
     r"|[a-z_]\w{0,40}\.[\w.]{0,80}(?:Error|Exception)\b|Fatal |Segmentation |DEBUG|INFO|WARN|ERROR)"
 )
@@ -67,7 +70,7 @@ EXCEPTION_NAME = re.compile(
     r"(?:what\(\)|(?:Base)?Exception(?:Group)?\b"
     r"|(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80}(?:Error|Exception|Exit|Interrupt)\b)"
 )
-EXCEPTION = re.compile(rf"{EXCEPTION_NAME.pattern}(?:: |:?$)")
+EXCEPTION = re.compile(rf"{EXCEPTION_NAME.pattern}(?:: |:?$)|(?:CUDA|HIP) error: ")
 DOTTED = re.compile(r"(?:[a-z_]\w{0,80}\.){1,12}[A-Za-z_]\w{0,80}(?:: |:?$)")  # `zlib.error: `
 
 
@@ -120,7 +123,7 @@ def parse_line(text: str) -> LogLine:
     line = LogLine(text, text)
     at = 0
     if found := LABEL.match(text):
-        line.rank = int(found["rank"] or found["number"])
+        line.rank = int(found["rank"] or found["number"] or found["column"])
         line.label, at = found[0], found.end()
     elif found := EACH_HOST.match(text):
         line.label, line.host, at = found[0], found["host"], found.end()

@@ -41,6 +41,10 @@ LABELS = re.compile(
     r"|[^\n]{0,60}\b(?:DEBUG|INFO|WARNING|ERROR|info)\b[\]:]{0,2} (?:global_)?rank=(\d{1,6})[ ,|])",
     re.MULTILINE,
 )
+WORKERS = re.compile(  # of Ray, where the program names its ranks
+    r"^\((?:[^)\n]{0,80} )?pid=(\d{1,9})[^)\n]{0,80}\) \[[Rr]ank[ :=]{0,2}(\d{1,6})\]", re.MULTILINE
+)
+RAISED_IN = re.compile(r"ray::[^\n]{0,200}?\(pid=(\d{1,9})")
 SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error")
 KILLED_PID = re.compile(r"(?:Killed process |pid=)(\d{1,9})")
 
@@ -152,7 +156,7 @@ class Sightings:
 
     table: PatternTable
     places: Mapping[str, LogPlace]
-    found: dict[tuple[str, int | None, int, bool], Sighting] = field(default_factory=dict)
+    found: dict[tuple[str, int | str | None, int, bool], Sighting] = field(default_factory=dict)
     exits: list[tuple[LogPlace, SeenExit, Sighting]] = field(default_factory=list)
     collectives: Collectives = field(default_factory=Collectives)
     recorder: Recorder = field(default_factory=Recorder)
@@ -176,6 +180,9 @@ class Sightings:
         """Take note of the ranks that speak in here: who is silent later is missed. Where only one
         does, the log is its pod's."""
         ranks = {int(found[1] or found[2] or found[3]) for found in LABELS.finditer(text)}
+        for worker in WORKERS.finditer(text):
+            ranks.add(int(worker[2]))
+            self.who.by_pid["", int(worker[1])] = int(worker[2])
         for rank in ranks:
             self.who.is_here(rank, None)
         if len(ranks) == 1:
@@ -222,14 +229,20 @@ class Sightings:
         pattern = self.table.match(line)
         if pattern is None:
             return
-        if self._is_kept(place, rank, pattern, excerpt.offset):
+        who: int | str | None = rank
+        if rank is None and line.by == "nccl":
+            who = f"{line.host}:{line.pid}"
+        if self._is_kept(place, who, pattern, excerpt.offset):
             return
         seen = self._sighting(excerpt, line, place, rank, pattern)
         if local is not None and rank is not None:
             seen.local, seen.is_local = local, True
         if pattern.where == "pod" and rank is None:
             seen.pods = self._pods_in(excerpt.before(BEFORE_BYTES) + line.text)
-        self._keep(seen, excerpt, line)
+        if rank is None and line.pid is None and line.is_traced:
+            raised = RAISED_IN.findall(excerpt.before(TRACE_BYTES))
+            seen.pid = int(raised[-1]) if raised else seen.pid
+        self._keep(seen, excerpt, line, who)
 
     @staticmethod
     def _trace(line: LogLine, before: str, rank: int | None) -> int | None:
@@ -247,8 +260,10 @@ class Sightings:
         names = {_stem(path) for path in self.places}
         return tuple((text.rfind(name), name) for name in sorted(names, key=len) if name in text)
 
-    def _is_kept(self, place: LogPlace, rank: int | None, pattern: LogPattern, offset: int) -> bool:
-        kept = self.found.get((place.path, rank, id(pattern), False))
+    def _is_kept(
+        self, place: LogPlace, who: int | str | None, pattern: LogPattern, offset: int
+    ) -> bool:
+        kept = self.found.get((place.path, who, id(pattern), False))
         return kept is not None and kept.offset <= offset
 
     def _rank_of(self, line: LogLine, place: LogPlace) -> tuple[int | None, int | None]:
@@ -257,7 +272,9 @@ class Sightings:
             return None, None
         if found := TRUE_RANK.search(line.body):
             return int(found[1]), None
-        if line.rank is not None and (not line.label.strip(" :[]").isdigit() or place.rank is None):
+        if line.rank is not None and (
+            not line.label.strip(" :[]|").isdigit() or place.rank is None
+        ):
             return line.rank, None
         if place.rank is not None:
             return place.rank, place.local
@@ -347,8 +364,8 @@ class Sightings:
             line.device if line.by == "nccl" else None,
         )
 
-    def _keep(self, seen: Sighting, excerpt: Excerpt, line: LogLine) -> None:
-        key = (seen.place.path, seen.rank, id(seen.pattern))
+    def _keep(self, seen: Sighting, excerpt: Excerpt, line: LogLine, who: int | str | None) -> None:
+        key = (seen.place.path, seen.rank if who is None else who, id(seen.pattern))
         if len(self.found) >= MAX_SIGHTINGS:
             return
         if seen.pattern.role == "root" and line.by == "program":
