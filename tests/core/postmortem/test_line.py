@@ -93,6 +93,20 @@ def test_times_of_all_kinds_are_in_one_order() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "host"),
+    [
+        ("logs/gpu-02.dmesg", "gpu-02"),
+        ("kern-node7.log", "node7"),
+        ("dmesg.txt", None),
+        ("node-dmesg.txt", None),
+        ("8841-dmesg.txt", None),
+    ],
+)
+def test_a_kernels_log_is_named_after_its_host(path: str, host: str | None) -> None:
+    assert places_of([path])[path].host == host
+
+
+@pytest.mark.parametrize(
     "text", ["", "[", "[[[[", "[rank", "\x00\xff", "[" * 4000, "a:" * 2000, "1: " * 999]
 )
 def test_junk_is_a_line_too(text: str) -> None:

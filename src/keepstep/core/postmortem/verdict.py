@@ -82,7 +82,11 @@ def judge(seen: Sightings) -> LogVerdict:
         verdict = _cause(seen, attempt, missed if is_last else None)
         if verdict is not None:
             return verdict
-    return _verdict(seen, attempts[-1], UNKNOWN, "no root was found", missed=missed)
+    last = attempts[-1]
+    why = "no root was found"
+    if not (last.cascades or last.teardowns or last.survived):
+        why = "no line tells of a failure: are the logs of all ranks here?"
+    return _verdict(seen, last, UNKNOWN, why, missed=missed)
 
 
 def _attempts(seen: Sightings) -> list[_Attempt]:
@@ -189,10 +193,18 @@ def _of_roots(
         why = "it is the only root that was seen"
     if _is_everywhere(ranks, world):
         rank, why = None, f"{len(ranks)} ranks say the same: it is nobody's in particular"
+        host = _host_of_all(chosen)
     if cause.scope == "job" or first.pattern.of == "others":
         rank = None
     verdict = _verdict(seen, attempt, cause, why, rank=rank, first=first, missed=missed)
     return replace(verdict, ranks=tuple(sorted(ranks)), host=host or verdict.host)
+
+
+def _host_of_all(group: Sequence[Sighting]) -> str | None:
+    """The host of what is told by many: the one whose kernel says so, or where all of them are."""
+    kernels = {s.host for s in group if s.pattern.where == "kernel" and s.host}
+    hosts = kernels or {s.host for s in group if s.host}
+    return hosts.pop() if len(hosts) == 1 else None
 
 
 def _named_elsewhere(seen: Sightings, attempt: _Attempt, host: str | None) -> int | None:
@@ -208,7 +220,9 @@ def _named_elsewhere(seen: Sightings, attempt: _Attempt, host: str | None) -> in
 
 def _of_hang(seen: Sightings, attempt: _Attempt, missed: Missed) -> LogVerdict:
     rank = missed.missing[0] if len(missed.missing) == 1 else None
-    collective = f"{missed.op or 'collective'} {'' if missed.seq is None else missed.seq}".strip()
+    collective = (
+        f"{missed.op or 'the collective'} {'' if missed.seq is None else missed.seq}".strip()
+    )
     who = ", ".join(str(r) for r in missed.missing[:8])
     whose = "rank" if len(missed.missing) == 1 else "ranks"
     why = (
