@@ -169,6 +169,50 @@ def test_a_program_that_ends_itself_is_named_where_nothing_else_is(
     assert (found.cause.name, found.rank) == ("gpu-memory", 1)
 
 
+SECOND_NODE = """\
+  host      : hgx-1
+  rank      : %d (local_rank: %d)
+  exitcode  : 1 (pid: %d)
+"""
+
+
+@pytest.mark.parametrize(("local", "rank"), [(3, 11), (1, 9)])
+def test_a_number_within_a_node_is_the_rank_that_the_launcher_tells(
+    tmp_path: Path, local: int, rank: int
+) -> None:
+    """Also where it sums up other ranks of that node alone: they follow each other."""
+    said = CRASH.replace(b"[rank0]", b"[default%d]" % local)
+    log = said + b"[0]:\n" + (SECOND_NODE % (11, 3, 77)).encode()
+    found = verdict_of({"node1.log": log}, tmp_path)
+    assert (found.cause.name, found.rank) == ("code", rank)
+
+
+def test_of_several_nodes_a_number_is_that_of_its_own_file(tmp_path: Path) -> None:
+    said = CRASH.replace(b"[rank0]", b"[default3]")
+    files = {
+        "a.log": b"[0]:\n" + (SECOND_NODE % (3, 3, 76)).replace("hgx-1", "hgx-0").encode(),
+        "b.log": said + b"[0]:\n" + (SECOND_NODE % (11, 3, 77)).encode(),
+    }
+    assert verdict_of(files, tmp_path / "own").rank == 11
+    apart = {**files, "b.log": said, "c.log": files["b.log"].removeprefix(said)}
+    assert verdict_of(apart, tmp_path / "other").rank is None
+
+
+def test_an_abort_is_a_crash_where_nothing_else_is_told(tmp_path: Path) -> None:
+    ended = (ENDED_ITSELF % -6).encode()
+    found = verdict_of({"launcher.log": ended}, tmp_path / "alone")
+    assert (found.cause.name, found.rank) == ("crash", 1)
+    timeouts = b"".join(
+        b"[rank%d]:[E ProcessGroupNCCL.cpp:607] [Rank %d] Watchdog caught collective operation "
+        b"timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1) ran\n"
+        % (rank, rank)
+        for rank in range(2)
+    )
+    cancelled = b"slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-26T20:07:11 ***\n"
+    found = verdict_of({"launcher.log": timeouts + ended + cancelled}, tmp_path / "watchdogs")
+    assert (found.cause.name, found.rank) == ("hang", None)
+
+
 @pytest.mark.parametrize("code", [1, 143])
 def test_an_exit_code_that_anything_ends_with_names_nothing(tmp_path: Path, code: int) -> None:
     found = verdict_of({"launcher.log": (ENDED_ITSELF % code).encode()}, tmp_path)

@@ -11,7 +11,8 @@ from keepstep.cli.log_reading import read_verdict
 from keepstep.core.postmortem.verdict import LogVerdict
 from tests.core.postmortem.excerpt_cases import LogsOfCase, cases
 
-CASES = [*cases("first.txt"), *cases("second.txt")]
+FILES = ("first.txt", "second.txt", "third.txt", "fourth.txt", "fifth.txt")
+CASES = [case for name in FILES for case in cases(name)]
 SAID = [case for case in CASES if case.kind not in ("unknown", "hang")]  # by a line of the logs
 
 
@@ -25,7 +26,7 @@ def verdict_of(files: dict[str, bytes], at: Path) -> LogVerdict:
 
 
 def test_there_are_as_many_as_are_told() -> None:
-    assert (len(cases("first.txt")), len(cases("second.txt"))) == (53, 25)
+    assert [len(cases(name)) for name in FILES] == [53, 25, 31, 21, 20]
     assert len({case.kind for case in SAID}) >= 25
 
 

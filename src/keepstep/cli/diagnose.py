@@ -93,7 +93,9 @@ def _lines(verdict: LogVerdict, read: ReadLogs) -> list[Text]:
     found.append(Text(f"why      {verdict.why}"))
     if verdict.missed is not None:
         missed = verdict.missed
-        op = " ".join([missed.op or "collective", "" if missed.seq is None else str(missed.seq)])
+        op = " ".join(
+            [missed.op or "the collective", "" if missed.seq is None else str(missed.seq)]
+        )
         found.append(
             Text(
                 f"missed   {_ranks(missed.missing)} did not enter "
@@ -144,7 +146,8 @@ def _left_line(left: LeftOut) -> str:
 def _line(sighting: Sighting, names: dict[str, Path]) -> str:
     number = line_number(names[sighting.place.path], sighting.offset)
     where = f"byte {sighting.offset}" if number is None else number
-    at = f" {sighting.clock}" if sighting.clock else ""
+    is_shown = not sighting.clock or sighting.clock in sighting.text
+    at = "" if is_shown else f" {sighting.clock}"
     return f"{_shown(sighting.place.path)}:{where}{at} {_shown(sighting.text)}"
 
 

@@ -126,7 +126,7 @@ def _read(reading: _Reading, portion: LogPortion, is_stream: bool) -> None:
             if _take_dump(reading.seen, file, name):
                 reading.had[name] = portion.end
                 return
-            reading.seen.greet(head_of(file))
+            reading.seen.greet(name, head_of(file))
         for excerpt in search(file, name, reading.needles, portion.begin, portion.end, goes_on):
             reading.seen.see(excerpt)
     except OSError as error:

@@ -39,6 +39,17 @@ def test_who_entered_fewer_is_who_is_missing() -> None:
     assert missed.waiting == (0, 1, 3)
 
 
+@pytest.mark.parametrize(("behind", "missing"), [(41, (2,)), (40, None), (9, None)])
+def test_who_timed_out_where_its_peers_have_passed(behind: int, missing: object) -> None:
+    """Its own watchdog timed out one collective before theirs. Numbers further apart may be of
+    groups that nobody tells apart."""
+    missed = heard(*(timed_out(r, 42) for r in (0, 1, 3)), timed_out(2, behind)).missed(
+        {0, 1, 2, 3}
+    )
+    assert (missed and missed.missing) == missing
+    assert missed is None or missed.waiting == (0, 1, 3)
+
+
 def test_who_says_nothing_where_all_others_wait() -> None:
     missed = heard(*(timed_out(r, 42) for r in (0, 1, 3))).missed({0, 1, 2, 3})
     assert missed is not None and missed.missing == (2,)

@@ -17,6 +17,7 @@ BODY = "RuntimeError: boom"
         ("[rank3]: ", 3),
         ("[rank3]:[rank3]: ", 3),
         ("3: ", 3),
+        ("3 | ", 3),
         (" 3: [rank3]: ", 3),
         ("[1,3]<stderr>:", 3),
         ("[Rank 3] ", 3),
@@ -29,6 +30,11 @@ BODY = "RuntimeError: boom"
         ("[PG ID 0 PG GUID 0(default_pg) Rank 3]  ", 3),
         ("\x1b[31m[rank3]:\x1b[0m ", 3),
         ("(TrainWorker pid=77, ip=10.0.0.1) [rank3]: ", 3),
+        ("worker-1: [rank3]: ", 3),
+        ("gpu07: ", None),
+        ('ts=2026-03-14T09:26:53.589Z level=error rank=3 msg="', 3),
+        ('time="2026-03-14T09:26:53Z" level=error rank=3 msg="', 3),
+        ("2026-03-14 09:26:53,589 ERROR rank=3 ", 3),
     ],
 )
 def test_the_head_is_taken_off(head: str, rank: int | None) -> None:
@@ -53,6 +59,22 @@ def test_the_kernel_is_known_by_its_head(text: str) -> None:
     assert line.host in ("node7", None)
 
 
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("gpu-07: [99.123456] NVRM: Xid (PCI:0000:18:00): 79, pid=1", "gpu-07"),
+        ("n1: [rank3]: ValueError: boom", "n1"),
+        ("n1: Traceback (most recent call last):", "n1"),
+        ("train2.py: ERROR", None),
+        ("python3: can't open file", None),
+        ("step3: 4.2", None),
+        ("ValueError2: [x]", None),
+    ],
+)
+def test_who_runs_a_command_on_many_hosts_names_them(text: str, host: str | None) -> None:
+    assert parse_line(text).host == host
+
+
 def test_nccl_names_host_process_and_device() -> None:
     line = parse_line("node7:41:99 [3] transport/net_ib.cc:1298 NCCL WARN NET/IB : Got completion")
     assert (line.by, line.host, line.pid, line.device) == ("nccl", "node7", 41, 3)
@@ -68,6 +90,20 @@ def test_times_of_all_kinds_are_in_one_order() -> None:
     ]
     times = [parse_line(head + BODY).seconds for head in heads]
     assert None not in times and times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("path", "host"),
+    [
+        ("logs/gpu-02.dmesg", "gpu-02"),
+        ("kern-node7.log", "node7"),
+        ("dmesg.txt", None),
+        ("node-dmesg.txt", None),
+        ("8841-dmesg.txt", None),
+    ],
+)
+def test_a_kernels_log_is_named_after_its_host(path: str, host: str | None) -> None:
+    assert places_of([path])[path].host == host
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from keepstep.core.postmortem import collectives, exits, line, places, sightings, table
 from keepstep.core.postmortem.line import parse_line
-from keepstep.core.postmortem.table import ROLES, parse_table
+from keepstep.core.postmortem.table import ROLES, LogPattern, parse_table
 from keepstep.edge.os.own_tables import pattern_text
 
 try:
@@ -64,6 +64,37 @@ def test_the_first_pattern_of_the_table_wins_as_if_all_were_tried() -> None:
 def test_a_mention_is_no_root(text: str) -> None:
     found = TABLE.match(parse_line(text))
     assert found is None or found.role != "root"
+
+
+@pytest.mark.parametrize("pattern", TABLE.patterns, ids=lambda p: " ".join(p.words))
+def test_the_words_of_no_pattern_are_a_root_where_they_are_mentioned(pattern: LogPattern) -> None:
+    words = " ".join(pattern.words)
+    for text in (
+        f"2026-03-14 10:00:00,123 INFO trainer: config: {{'retry_on': ['{words}']}}",
+        f'  fatal_patterns: "{words}"',
+        f"2026-03-14 10:00:01,123 WARNING trainer: caught {words}; trying again (1 of 3)",
+    ):
+        found = TABLE.match(parse_line(text))
+        assert found is None or found.role != "root", (text, found)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("bash: line 3: torchrun: command not found", "import"),
+        (
+            "python3: can't open file '/w/train.py': [Errno 2] No such file or directory",
+            "missing-file",
+        ),
+        ("slurmstepd: error: execve(): /v/bin/python: No such file or directory", "missing-file"),
+        ("no such thing: command not found here", None),
+        ("INFO node-watcher: Preemption notice: the node goes in 30 s", "preempted"),
+        ("INFO train: on a Preemption notice we save", None),
+    ],
+)
+def test_what_is_said_without_an_error(text: str, kind: str | None) -> None:
+    found = TABLE.match(parse_line(text))
+    assert (found and found.kind) == kind
 
 
 @pytest.mark.parametrize(

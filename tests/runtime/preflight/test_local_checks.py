@@ -5,22 +5,31 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from keepstep.core.preflight.catalogue import BY_CHECK, CHECKS, DISK, MEMORY, PCIE, PRODUCTS
+from keepstep.core.preflight.catalogue import (
+    BY_CHECK,
+    CHECKS,
+    DISK,
+    MEMORY,
+    PCIE,
+    PRODUCTS,
+    RING,
+)
 from keepstep.edge.preflight import memory, products
 from keepstep.edge.preflight.child_process import ChildEnd
-from keepstep.model.messages.preflight import CheckOutcome, CheckReading
+from keepstep.model.messages.preflight import CheckOutcome, CheckReading, PreflightHistory
 from keepstep.model.units import MIB
-from keepstep.runtime.preflight import child
+from keepstep.runtime.preflight import child, fleet
 from keepstep.runtime.preflight.child import CHECKS as MEASURED
 from keepstep.runtime.preflight.child import READINGS
 from keepstep.runtime.preflight.fleet import NO_CHILD, check_self
-from keepstep.runtime.preflight.local_checks import Efforts, reading_of, run_check
+from keepstep.runtime.preflight.local_checks import Efforts, reading_of, run_check, run_checks
 from keepstep.runtime.preflight.request import PreflightRequest, plan_checks
 
 OK, BAD, UNKNOWN = CheckOutcome.OK, CheckOutcome.BAD, CheckOutcome.UNKNOWN
@@ -71,6 +80,38 @@ def test_one_that_hangs_is_unknown_in_time() -> None:
     assert 0 < hurried.deadline_s < 1
     reading = run_check(hurried, {"bytes": 1 << 40}, os.environ)
     assert reading.outcome is UNKNOWN and reading.took_ms < 20_000
+
+
+def test_when_the_time_is_over_nothing_more_begins(tmp_path: Path) -> None:
+    told: list[str] = []
+    checks = [BY_CHECK[name] for name in CHEAP]
+    over_s = time.monotonic() - 1
+    readings = run_checks(checks, small(tmp_path), os.environ, told.append, over_s)
+    assert [(reading.check, reading.outcome) for reading in readings] == [
+        (name, UNKNOWN) for name in CHEAP
+    ]
+    assert told == [] and "the time was over" in readings[0].found
+
+
+def test_what_runs_has_what_is_left_and_its_usual_time_at_least() -> None:
+    """Not the twenty seconds and more that it has where there is time for all."""
+    check = replace(BY_CHECK[MEMORY], expects_s=0.5)
+    assert check.deadline_s > 5
+    reading = run_check(check, {"bytes": 1 << 40}, os.environ, left_s=0.1)
+    assert reading.outcome is UNKNOWN and "no answer within" in reading.found
+    assert 500 <= reading.took_ms < 5_000
+
+
+def test_alone_the_time_that_is_given_bounds_the_ring_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = request(tmp_path, only=frozenset({RING, MEMORY}), ranks=2, within_s=1e9)
+    monkeypatch.setattr(fleet, "_until_s", lambda request: time.monotonic() - 1)
+    evidence = fleet.check_alone(asked, PreflightHistory({}, {}), os.environ, lambda name: None)
+    assert {reading.check: reading.outcome for reading in evidence.readings[0]} == {
+        MEMORY: UNKNOWN,
+        RING: UNKNOWN,
+    }
 
 
 def test_a_blind_check_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

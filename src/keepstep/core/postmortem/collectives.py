@@ -65,6 +65,7 @@ class Collectives:
                 (_numbers(found[1]), int(found[2]), "torch's desync report names it")
             )
         if found := BARRIER.search(line.text):
+            self.has_timeout = True
             self._named.append((_numbers(found[1]), None, "a monitored barrier names it"))
         if rank is None:
             return None
@@ -99,8 +100,9 @@ class Collectives:
         return None
 
     def _behind(self, group: str) -> Missed | None:
-        """Who of this group has entered fewer than the first collective that timed out."""
-        seq, op = min(self._timed_out[group].values())
+        """Who of this group has entered fewer than the first collective that timed out. Where that
+        is nobody: who is stuck in one may have timed out there, too, while its peers wait in the
+        very next. Numbers further apart are those of groups that old torch does not tell apart."""
         entered = {**self._entered.get("", {}), **self._entered[group]}
         if group not in WORLD_GROUPS:
             entered = self._entered[group]
@@ -108,11 +110,15 @@ class Collectives:
             for same in WORLD_GROUPS:
                 for rank, reached in self._entered.get(same, {}).items():
                     entered[rank] = max(reached, entered.get(rank, reached))
-        missing = tuple(sorted(rank for rank, reached in entered.items() if reached < seq))
-        if not missing:
-            return None
-        waiting = tuple(sorted(self._timed_out[group]))
-        return Missed(group, seq, op, waiting, missing, "it had entered fewer than its peers")
+        first, *later = sorted(set(self._timed_out[group].values()))
+        following = [told for told in later if first[0] and told[0] == first[0] + 1]
+        for seq, op in [first, *following]:
+            missing = tuple(sorted(rank for rank, reached in entered.items() if reached < seq))
+            if missing:
+                waiting = tuple(sorted(self._timed_out[group].keys() - set(missing)))
+                how = "it had entered fewer than its peers"
+                return Missed(group, seq, op, waiting, missing, how)
+        return None
 
     def _op(self) -> str:
         return next((op for ranks in self._timed_out.values() for _, op in ranks.values()), "")

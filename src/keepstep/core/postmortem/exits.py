@@ -40,6 +40,8 @@ PLAIN = [  # at the head of a line
         r"[a-z]{3,8} noticed that process rank (?P<rank>\d{1,6}) with PID (?P<pid>\d{1,9}) on node "
         r"(?P<host>[\w.-]{1,120}) exited on signal (?P<number>\d{1,3})",  # Open MPI
         r"Exit Code: {1,20}(?P<code>\d{1,3})$",  # kubectl describe
+        r"Global rank (?P<rank>\d{1,6}) \(PID (?P<pid>\d{1,9})\) "
+        r"exited with code (?P<code>-?\d{1,3})",  # Composer
     )
 ]
 SIGNALS = {"SIGILL": 4, "SIGABRT": 6, "SIGBUS": 7, "SIGFPE": 8, "SIGKILL": 9, "SIGSEGV": 11}

@@ -34,7 +34,12 @@ PIECES = [
         r"\[[a-z_]{1,40}(?P<local>\d{1,6})\]: ?",
         r"std(?:out|err) [FP] (?P<stream>)",  # Kubernetes' runtimes
         r"(?=\S{0,80}\d)(?:(?:[\w./-]{1,80}|\[std(?:out|err)\]) ){1,3}(?=\[[Rr]ank ?\d{1,6}\])",
+        r"(?:[\w./-]{1,120} ){1,2}(?=\d{4}-\d\d-\d\dT)",  # stern: pod and container
         r"(?P<margin> {2,80})\| ",
+        r"(?:ts|time|timestamp|t|msg|message|error|err)=\"?(?=[\w\[(<])",  # of logfmt
+        r"\" (?=[a-z_]{1,20}=)",
+        r"(?:level|lvl|severity)=\"?(?P<level>[A-Za-z]{1,8})\"? ",
+        r"(?:global_)?[Rr]ank=(?P<rank>\d{1,6})[ ,|]{1,3}",
         rf"\[?{_DATE} {_CLOCK} (?P<host>[\w.-]{{1,80}}) (?P<kernel>kernel): ?",
         rf"\[[A-Z][a-z]{{2}} {_DATE} {_CLOCK} \d{{4}}\](?P<kernel>) ?",
         r"\[ {0,8}\d{1,10}\.\d{3,9}\](?P<kernel>) ?",
@@ -51,14 +56,21 @@ PIECES = [
         r"\[[^\]\n]{0,120}\][ :-]{1,3}",
     )
 ]
-LABEL = re.compile(r" {0,6}(?:(?P<rank>\d{1,6}): ?|\[(?P<number>\d{1,4})\] (?=\S))")
+LABEL = re.compile(
+    r" {0,6}(?:(?P<rank>\d{1,6}): ?|\[(?P<number>\d{1,4})\] (?=\S))|(?P<column>\d{1,6}) \| "
+)
+EACH_HOST = re.compile(  # of pdsh, clush
+    r"(?=[\w.-]{0,80}\d)(?P<host>[a-z][\w.-]{0,80}|\d{1,3}(?:\.\d{1,3}){3})(?<!\.py)(?<!\.sh): "
+    r"(?=\[|Traceback \(| {2}File |\d{4}-|[IWEF]\d{4} |[A-Z]\w{0,80}(?:Error|Exception)\b"
+    r"|[a-z_]\w{0,40}\.[\w.]{0,80}(?:Error|Exception)\b|Fatal |Segmentation |DEBUG|INFO|WARN|ERROR)"
+)
 POD = re.compile(r"[A-Za-z][\w./-]{0,80} {1,30}\| (?=\S)")  # of docker compose, kubetail
-LOGGER = re.compile(r"(?P<name>[A-Za-z_][\w.]{0,80})(?::\d{1,6})?(?:: | - )")
+LOGGER = re.compile(r"(?P<name>[A-Za-z_][\w.-]{0,80})(?::\d{1,6})?(?:: | - )")
 EXCEPTION_NAME = re.compile(
     r"(?:what\(\)|(?:Base)?Exception(?:Group)?\b"
     r"|(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80}(?:Error|Exception|Exit|Interrupt)\b)"
 )
-EXCEPTION = re.compile(rf"{EXCEPTION_NAME.pattern}(?:: |:?$)")
+EXCEPTION = re.compile(rf"{EXCEPTION_NAME.pattern}(?:: |:?$)|(?:CUDA|HIP) error: ")
 DOTTED = re.compile(r"(?:[a-z_]\w{0,80}\.){1,12}[A-Za-z_]\w{0,80}(?:: |:?$)")  # `zlib.error: `
 
 
@@ -111,8 +123,10 @@ def parse_line(text: str) -> LogLine:
     line = LogLine(text, text)
     at = 0
     if found := LABEL.match(text):
-        line.rank = int(found["rank"] or found["number"])
+        line.rank = int(found["rank"] or found["number"] or found["column"])
         line.label, at = found[0], found.end()
+    elif found := EACH_HOST.match(text):
+        line.label, line.host, at = found[0], found["host"], found.end()
     elif (found := POD.match(text)) and found[0].rstrip(" |") not in LEVELS:
         line.label, at = found[0], found.end()
     for _ in range(MAX_PIECES):
@@ -141,12 +155,14 @@ def _take(line: LogLine, found: re.Match[str], at: int) -> None:
     parts = {name: value for name, value in found.groupdict().items() if value is not None}
     if at == 0 and ("rank" in parts or "local" in parts):
         line.label = found[0]
+    elif at == len(line.label) and line.host and "rank" in parts:
+        line.label += found[0]  # of one host's ranks
     for name in ("rank", "local", "pid", "device"):
         if name in parts and (name != "rank" or line.rank is None):
             setattr(line, name, int(parts[name]))
     for name in ("host", "level", "group"):
         if name in parts:
-            setattr(line, name, parts[name])
+            setattr(line, name, parts[name].upper() if name == "level" else parts[name])
     line.is_nested = line.is_nested or "margin" in parts
     for speaker in ("kernel", "nccl", "torch"):
         if speaker in parts:

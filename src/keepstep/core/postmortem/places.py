@@ -17,6 +17,12 @@ HOST = re.compile(
     r"(?:^|/)((?:node|host|worker|gpu|dgx|hgx|compute|ip|cn)[\w.-]{0,40}\d[\w.-]{0,40})/",
     re.IGNORECASE,
 )
+NAMES = r"(?:node|host|worker|gpu|dgx|hgx|compute|ip|cn)[\w-]{0,40}\d[\w-]{0,40}"
+KERNEL = r"(?:dmesg|kern(?:el)?|syslog|journal|messages)"
+KERNEL_OF = re.compile(  # `gpu-02.dmesg`, `kern-node7.log`
+    rf"^(?:(?P<before>{NAMES})[-_.]{KERNEL}|{KERNEL}[-_.](?P<after>{NAMES}))(?:\.\w{{1,8}})?$",
+    re.IGNORECASE,
+)
 NUMBER = re.compile(r"\d{1,9}")
 MIN_SIBLINGS = 2
 
@@ -45,6 +51,8 @@ def _place(path: str, number: int | None, is_one_node: bool) -> LogPlace:
         local = int(found[2])
         return LogPlace(path, local if is_one_node else None, local, host, int(found[1]))
     name = path.rpartition("/")[2]
+    if found := KERNEL_OF.match(name):
+        return LogPlace(path, None, None, found["before"] or found["after"])
     if found := RANK.search(name) or RANK.search(path):
         return LogPlace(path, int(found[1]), None, host)
     return LogPlace(path, number, None, host)

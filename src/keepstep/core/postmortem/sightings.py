@@ -36,7 +36,15 @@ SURVIVED_STEPS = 5
 STEP = re.compile(r"\b(?:step|iter|iteration|batch)s?\b[ \]=:#/|]{0,6}\d", re.IGNORECASE)
 TRUE_RANK = re.compile(r"\bRank (\d{1,6}): found ")
 BUS = re.compile(r"\(PCI:[0-9a-fA-F]{4,8}:([0-9a-fA-F]{2}):")
-LABELS = re.compile(r"^(?:\[rank(\d{1,6})\]|\[\d{1,6},(\d{1,6})\]<std)", re.MULTILINE)
+LABELS = re.compile(
+    r"^(?:\[rank(\d{1,6})\]|\[\d{1,6},(\d{1,6})\]<std"
+    r"|[^\n]{0,60}\b(?:DEBUG|INFO|WARNING|ERROR|info)\b[\]:]{0,2} (?:global_)?rank=(\d{1,6})[ ,|])",
+    re.MULTILINE,
+)
+WORKERS = re.compile(  # of Ray, where the program names its ranks
+    r"^\((?:[^)\n]{0,80} )?pid=(\d{1,9})[^)\n]{0,80}\) \[[Rr]ank[ :=]{0,2}(\d{1,6})\]", re.MULTILINE
+)
+RAISED_IN = re.compile(r"ray::[^\n]{0,200}?\(pid=(\d{1,9})")
 SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error")
 KILLED_PID = re.compile(r"(?:Killed process |pid=)(\d{1,9})")
 
@@ -60,7 +68,9 @@ class Excerpt(Protocol):
 
 @dataclass(slots=True)
 class Sighting:
-    """A pattern seen. `order`: its place among all lines, for those that tell no time."""
+    """A pattern seen. `order`: its place among all lines, for those that tell no time. `is_local`:
+    its rank is the number within its node, and a launcher may tell the other one later. `pods`:
+    names of logs in and above a line of Kubernetes', and where they stand."""
 
     pattern: LogPattern
     place: LogPlace
@@ -74,18 +84,23 @@ class Sighting:
     seconds: float | None
     clock: str
     local: int | None = None
+    is_local: bool = False
     is_survived: bool = False
+    pods: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(slots=True)
 class WhoIsWho:
-    """What the lines say of ranks, processes and devices."""
+    """What the lines say of ranks, processes and devices. `told`: the rank of a number within a
+    node, by file, host and that number, as launchers sum up; `numbers`: those that speak."""
 
     world: int = 0
     ranks: set[int] = field(default_factory=set)
     by_pid: dict[tuple[str, int], int] = field(default_factory=dict)
     by_bus: dict[tuple[str, str], int] = field(default_factory=dict)
     by_local: dict[tuple[str, int], int] = field(default_factory=dict)
+    told: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    numbers: set[tuple[str, str, int]] = field(default_factory=set)
     hosts: dict[int, str] = field(default_factory=dict)
     machines: set[str] = field(default_factory=set)
 
@@ -95,9 +110,10 @@ class WhoIsWho:
             if host:
                 self.hosts[rank] = host
 
-    def rank_of(self, host: str | None, pid: int | None, bus: str, local: int | None) -> int | None:
+    def rank_of(self, seen: Sighting) -> int | None:
         """The rank of that process, else of that device, else the local one where there is one
         host; a host that no line names is any."""
+        host, pid, bus, local = seen.host, seen.pid, seen.bus, seen.local
         for known, key in ((self.by_pid, pid), (self.by_bus, bus)):
             found = {
                 rank
@@ -106,11 +122,32 @@ class WhoIsWho:
             }
             if len(found) == 1:
                 return found.pop()
-        return local if len({*self.hosts.values(), *self.machines}) <= 1 else None
+        if local is None or len({*self.hosts.values(), *self.machines}) > 1:
+            return None
+        return self.rank_within(seen.place.path, host or "", local)
+
+    def rank_within(self, path: str, host: str, local: int) -> int | None:
+        """The rank of this number within a node: as the launcher's summary in the same file says,
+        else the one of that host. Ranks of a node follow each other, so one tells all. Without a
+        summary it is that number itself; None: summaries of several nodes could be meant."""
+        same_file = {key: rank for key, rank in self.told.items() if key[0] == path}
+        same_host = {
+            key: rank for key, rank in self.told.items() if not host or not key[1] or key[1] == host
+        }
+        found = same_file or same_host
+        shifts = {rank - number for (_, _, number), rank in found.items()}
+        exact = {rank for (_, _, number), rank in found.items() if number == local}
+        if len(exact) == 1:
+            return exact.pop()
+        if len(shifts) == 1:
+            return local + shifts.pop()
+        return None if found else local
 
     def known(self) -> set[int]:
         """Every rank of the job, as far as is known."""
-        return self.ranks | set(range(min(self.world, MAX_RANKS)))
+        within = {self.rank_within(*number) for number in self.numbers}
+        named = {rank for rank in within if rank is not None and rank < MAX_RANKS}
+        return self.ranks | named | set(range(min(self.world, MAX_RANKS)))
 
 
 @dataclass(slots=True)
@@ -119,27 +156,42 @@ class Sightings:
 
     table: PatternTable
     places: Mapping[str, LogPlace]
-    found: dict[tuple[str, int | None, int, bool], Sighting] = field(default_factory=dict)
+    found: dict[tuple[str, int | str | None, int, bool], Sighting] = field(default_factory=dict)
     exits: list[tuple[LogPlace, SeenExit, Sighting]] = field(default_factory=list)
     collectives: Collectives = field(default_factory=Collectives)
     recorder: Recorder = field(default_factory=Recorder)
     who: WhoIsWho = field(default_factory=WhoIsWho)
     read: int = 0
     _numbers: dict[str, int] = field(default_factory=dict)
-    _pods: dict[str, int] = field(default_factory=dict)
+    _pods: dict[str, int | None] = field(default_factory=dict)
     _exits_at: set[tuple[str, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for number, place in enumerate(self.places.values()):
             self._numbers[place.path] = number
-            self.who.is_here(place.rank, place.host)
+            if place.local is not None and place.rank is not None:
+                self.who.numbers.add((place.path, place.host or "", place.local))
+            else:
+                self.who.is_here(place.rank, place.host)
             if place.rank is not None:
-                self._pods[place.path.rpartition("/")[2].partition(".")[0]] = place.rank
+                self._pods[_stem(place.path)] = place.rank
 
-    def greet(self, text: str) -> None:
-        """Take note of the ranks that speak in here: who is silent later is missed."""
-        for found in LABELS.finditer(text):
-            self.who.is_here(int(found[1] or found[2]), None)
+    def greet(self, name: str, text: str) -> None:
+        """Take note of the ranks that speak in here: who is silent later is missed. Where only one
+        does, the log is its pod's."""
+        ranks = {int(found[1] or found[2] or found[3]) for found in LABELS.finditer(text)}
+        for worker in WORKERS.finditer(text):
+            ranks.add(int(worker[2]))
+            self.who.by_pid["", int(worker[1])] = int(worker[2])
+        for rank in ranks:
+            self.who.is_here(rank, None)
+        if len(ranks) == 1:
+            self._pods.setdefault(_stem(name), *ranks)
+
+    def rank_of_pod(self, seen: Sighting) -> int | None:
+        """Of the pod that is named last, by its log."""
+        ranks = [(at, self._pods[name]) for at, name in seen.pods if name in self._pods]
+        return max(ranks, default=(0, None), key=lambda found: found[0])[1]
 
     def see(self, excerpt: Excerpt) -> None:
         """Take one line; a record of JSON is as many as it says."""
@@ -161,8 +213,11 @@ class Sightings:
             self._introduce(line)
         if line.by == "nccl" and line.host:
             self.who.machines.add(line.host)
-        rank = self._rank_of(line, place)
-        self.who.is_here(rank, line.host)
+        rank, local = self._rank_of(line, place)
+        if local is None:
+            self.who.is_here(rank, line.host)
+        else:
+            self.who.numbers.add((place.path, line.host or place.host or "", local))
         if any(needle in line.text for needle in exits.NEEDLES) and self._see_exit(
             excerpt, line, place
         ):
@@ -174,10 +229,20 @@ class Sightings:
         pattern = self.table.match(line)
         if pattern is None:
             return
+        who: int | str | None = rank
+        if rank is None and line.by == "nccl":
+            who = f"{line.host}:{line.pid}"
+        if self._is_kept(place, who, pattern, excerpt.offset):
+            return
+        seen = self._sighting(excerpt, line, place, rank, pattern)
+        if local is not None and rank is not None:
+            seen.local, seen.is_local = local, True
         if pattern.where == "pod" and rank is None:
-            rank = self._rank_of_pod(excerpt, line)
-        if not self._is_kept(place, rank, pattern, excerpt.offset):
-            self._keep(self._sighting(excerpt, line, place, rank, pattern), excerpt, line)
+            seen.pods = self._pods_in(excerpt.before(BEFORE_BYTES) + line.text)
+        if rank is None and line.pid is None and line.is_traced:
+            raised = RAISED_IN.findall(excerpt.before(TRACE_BYTES))
+            seen.pid = int(raised[-1]) if raised else seen.pid
+        self._keep(seen, excerpt, line, who)
 
     @staticmethod
     def _trace(line: LogLine, before: str, rank: int | None) -> int | None:
@@ -191,32 +256,37 @@ class Sightings:
             return int(spawned[-1])
         return rank
 
-    def _rank_of_pod(self, excerpt: Excerpt, line: LogLine) -> int | None:
-        """Of the pod that is named last, in this line or above it, by the name of its log."""
-        text = excerpt.before(BEFORE_BYTES) + line.text
-        at = {text.rfind(pod): rank for pod, rank in self._pods.items() if pod in text}
-        return at[max(at)] if at else None
+    def _pods_in(self, text: str) -> tuple[tuple[int, str], ...]:
+        names = {_stem(path) for path in self.places}
+        return tuple((text.rfind(name), name) for name in sorted(names, key=len) if name in text)
 
-    def _is_kept(self, place: LogPlace, rank: int | None, pattern: LogPattern, offset: int) -> bool:
-        kept = self.found.get((place.path, rank, id(pattern), False))
+    def _is_kept(
+        self, place: LogPlace, who: int | str | None, pattern: LogPattern, offset: int
+    ) -> bool:
+        kept = self.found.get((place.path, who, id(pattern), False))
         return kept is not None and kept.offset <= offset
 
-    def _rank_of(self, line: LogLine, place: LogPlace) -> int | None:
+    def _rank_of(self, line: LogLine, place: LogPlace) -> tuple[int | None, int | None]:
+        """Whose line it is, and its number within its node where nothing else tells the rank."""
         if line.by == "kernel":
-            return None
+            return None, None
         if found := TRUE_RANK.search(line.body):
-            return int(found[1])
-        if line.rank is not None and (not line.label.strip(" :[]").isdigit() or place.rank is None):
-            return line.rank
+            return int(found[1]), None
+        if line.rank is not None and (
+            not line.label.strip(" :[]|").isdigit() or place.rank is None
+        ):
+            return line.rank, None
         if place.rank is not None:
-            return place.rank
+            return place.rank, place.local
         host = line.host or place.host or ""
         local = line.local if line.local is not None else place.local
         if line.by == "nccl":
             local = line.device
-        if local is not None:
-            return self.who.by_local.get((host, local), local if not host else None)
-        return None
+        if local is None:
+            return None, None
+        if (host, local) in self.who.by_local:
+            return self.who.by_local[host, local], None
+        return (None, None) if host else (local, local)
 
     def _introduce(self, line: LogLine) -> None:
         """`comm 0x... rank 3 nranks 8 cudaDev 3 nvmlDev 3 busId 3b000`"""
@@ -251,6 +321,7 @@ class Sightings:
             self.who.by_pid[host, found.pid] = found.rank
         if found.rank is not None and found.local is not None:
             self.who.by_local[host, found.local] = found.rank
+            self.who.told[place.path, host, found.local] = found.rank
         pattern = self.table.of_exit(found.code)
         if pattern is not None:
             seen = self._sighting(excerpt, line, place, found.rank, pattern)
@@ -293,8 +364,8 @@ class Sightings:
             line.device if line.by == "nccl" else None,
         )
 
-    def _keep(self, seen: Sighting, excerpt: Excerpt, line: LogLine) -> None:
-        key = (seen.place.path, seen.rank, id(seen.pattern))
+    def _keep(self, seen: Sighting, excerpt: Excerpt, line: LogLine, who: int | str | None) -> None:
+        key = (seen.place.path, seen.rank if who is None else who, id(seen.pattern))
         if len(self.found) >= MAX_SIGHTINGS:
             return
         if seen.pattern.role == "root" and line.by == "program":
@@ -303,6 +374,10 @@ class Sightings:
         kept = self.found.setdefault((*key, seen.is_survived), seen)
         if seen.offset < kept.offset:  # of a large file the ends are read first
             self.found[(*key, seen.is_survived)] = seen
+
+
+def _stem(path: str) -> str:
+    return path.rpartition("/")[2].partition(".")[0]
 
 
 def _goes_on(after: str, label: str) -> bool:

@@ -20,14 +20,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from keepstep.core.postmortem.line import LogLine
+from keepstep.core.postmortem.line import LOGGER, LogLine
 from keepstep.model.decoding import from_json
 
 PatternRole = Literal["root", "cascade", "teardown"]
 ROLES = ("root", "cascade", "teardown")
 SHELL = re.compile(r"[\w./-]{1,200}: line \d{1,6}: {0,8}\d{1,9} ")  # `run.sh: line 3: 47 Killed`
+SAID_BY = re.compile(r"[\w./-]{1,200}: ")  # `bash: line 3: torchrun: command not found`
 POD = re.compile(  # as kubectl describes a pod, tells of events, and lists pods
-    r"[ \t]{0,40}Reason:[ \t]|(?:[\w().-]{1,40}[ \t]{1,20}){1,8}pod/[\w.-]{1,253}[ \t]"
+    r"[ \t]{0,40}(?:Reason|Message):[ \t]|(?:[\w().-]{1,40}[ \t]{1,20}){1,8}pod/[\w.-]{1,253}[ \t]"
     r"|[\w.-]{1,253}[ \t]{1,40}\d{1,3}/\d{1,3}[ \t]"
 )
 OWN_CODES = range(2, 128)  # 1 is an error's, 128 and more a signal's, as a shell tells it
@@ -103,6 +104,12 @@ def _is_raised(line: LogLine, word: str) -> bool:
     return not line.is_mild and (line.is_exception or line.body.startswith(word))
 
 
+def _said(line: LogLine) -> str:
+    """The words of a line that no error needs to tell, without its logger's name."""
+    name = LOGGER.match(line.body)
+    return line.body[name.end() :] if name else line.body
+
+
 def _is_head(line: LogLine, word: str) -> bool:
     return not line.is_mild and not line.is_nested and line.body.startswith(word)
 
@@ -112,6 +119,8 @@ WHERE: Mapping[str, Callable[[LogLine, str], bool]] = {
     "head": _is_head,
     "traced": lambda line, _: line.is_exception and line.is_traced,
     "alone": lambda line, word: line.body == word,
+    "notice": lambda line, word: not line.is_nested and _said(line).startswith(word),
+    "ends": lambda line, word: line.body.endswith(word) and bool(SAID_BY.match(line.body)),
     "shell": lambda line, _: SHELL.match(line.body) is not None,
     "pod": lambda line, _: POD.match(line.text) is not None,
     "kernel": lambda line, _: line.by == "kernel",

@@ -33,6 +33,7 @@ UNKNOWN = FailureClass(
     "job",
 )
 SHOWN = 5  # lines of evidence
+FOLLOWS = ("cancelled", "crash")  # a watchdog aborts its rank, and the launcher cancels the rest
 STALE_S = 2 * 3600  # a collective's time-out is shorter, and a kernel's log goes back for weeks
 
 
@@ -81,7 +82,11 @@ def judge(seen: Sightings) -> LogVerdict:
         verdict = _cause(seen, attempt, missed if is_last else None)
         if verdict is not None:
             return verdict
-    return _verdict(seen, attempts[-1], UNKNOWN, "no root was found", missed=missed)
+    last = attempts[-1]
+    why = "no root was found"
+    if not (last.cascades or last.teardowns or last.survived):
+        why = "no line tells of a failure: are the logs of all ranks here?"
+    return _verdict(seen, last, UNKNOWN, why, missed=missed)
 
 
 def _attempts(seen: Sightings) -> list[_Attempt]:
@@ -92,9 +97,12 @@ def _attempts(seen: Sightings) -> list[_Attempt]:
     found.setdefault(last, _Attempt(last, [], [], [], []))
     in_attempts = any(number > 0 for number in found)
     for sighting in [*seen.found.values(), *_first_exits(seen)]:
-        who = seen.who.rank_of(sighting.host, sighting.pid, sighting.bus, sighting.local)
-        if sighting.rank is None and who is not None:
-            sighting.rank = who
+        if sighting.is_local and sighting.local is not None:
+            path, host = sighting.place.path, sighting.host or ""
+            sighting.rank = seen.who.rank_within(path, host, sighting.local)
+        elif sighting.rank is None:
+            pod = seen.rank_of_pod(sighting)
+            sighting.rank = seen.who.rank_of(sighting) if pod is None else pod
         # What no attempt's directory holds, a launcher's or the kernel's log, is of the last one.
         is_inside = "attempt_" in sighting.place.path
         number = sighting.place.attempt if is_inside or not in_attempts else last
@@ -140,9 +148,11 @@ def _cause(seen: Sightings, attempt: _Attempt, missed: Missed | None) -> LogVerd
     silent = _silent(seen, attempt)
     if silent is not None:
         return _of_silence(seen, attempt, silent)
-    if attempt.roots:
-        return _of_roots(seen, attempt, attempt.roots, missed)
-    if seen.collectives.has_timeout and is_last:
+    has_timeout = seen.collectives.has_timeout and is_last
+    faint = [s for s in attempt.roots if not (has_timeout and s.pattern.kind in FOLLOWS)]
+    if faint:
+        return _of_roots(seen, attempt, faint, missed)
+    if has_timeout:
         why = "collectives timed out, and nothing tells which rank did not enter them"
         return _verdict(seen, attempt, seen.table.classes["hang"], why)
     return None
@@ -183,10 +193,18 @@ def _of_roots(
         why = "it is the only root that was seen"
     if _is_everywhere(ranks, world):
         rank, why = None, f"{len(ranks)} ranks say the same: it is nobody's in particular"
+        host = _host_of_all(chosen)
     if cause.scope == "job" or first.pattern.of == "others":
         rank = None
     verdict = _verdict(seen, attempt, cause, why, rank=rank, first=first, missed=missed)
     return replace(verdict, ranks=tuple(sorted(ranks)), host=host or verdict.host)
+
+
+def _host_of_all(group: Sequence[Sighting]) -> str | None:
+    """The host of what is told by many: the one whose kernel says so, or where all of them are."""
+    kernels = {s.host for s in group if s.pattern.where == "kernel" and s.host}
+    hosts = kernels or {s.host for s in group if s.host}
+    return hosts.pop() if len(hosts) == 1 else None
 
 
 def _named_elsewhere(seen: Sightings, attempt: _Attempt, host: str | None) -> int | None:
@@ -202,7 +220,9 @@ def _named_elsewhere(seen: Sightings, attempt: _Attempt, host: str | None) -> in
 
 def _of_hang(seen: Sightings, attempt: _Attempt, missed: Missed) -> LogVerdict:
     rank = missed.missing[0] if len(missed.missing) == 1 else None
-    collective = f"{missed.op or 'collective'} {'' if missed.seq is None else missed.seq}".strip()
+    collective = (
+        f"{missed.op or 'the collective'} {'' if missed.seq is None else missed.seq}".strip()
+    )
     who = ", ".join(str(r) for r in missed.missing[:8])
     whose = "rank" if len(missed.missing) == 1 else "ranks"
     why = (

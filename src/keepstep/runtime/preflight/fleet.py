@@ -12,6 +12,7 @@ without it, and it is no `ok`.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -42,6 +43,7 @@ from keepstep.ports import MeetingPlaces
 from keepstep.runtime.preflight.living import hear_living
 from keepstep.runtime.preflight.local_checks import (
     Efforts,
+    not_begun,
     reading_of,
     run_checks,
     start_check,
@@ -66,11 +68,12 @@ def check_alone(
     """On a single node."""
     plan = plan_checks(request, history.checks)
     checks = planned_checks(request, plan)
-    readings = [
-        *_own(request, plan),
-        *check_self([c for c in checks if c.name != catalogue.RING], request, environ, told),
-    ]
-    if catalogue.RING in plan.checks:
+    until_s = _until_s(request)
+    local = [check for check in checks if check.name != catalogue.RING]
+    readings = [*_own(request, plan), *check_self(local, request, environ, told, until_s)]
+    if catalogue.RING in plan.checks and until_s is not None and time.monotonic() > until_s:
+        readings.append(not_begun(catalogue.RING))
+    elif catalogue.RING in plan.checks:
         told(catalogue.RING)
         readings.append(_ring_of_one(request, environ))
     return FleetEvidence(
@@ -88,15 +91,22 @@ def check_self(
     request: PreflightRequest,
     environ: Mapping[str, str],
     told: Told,
+    until_s: float | None = None,
 ) -> list[CheckReading]:
-    """What has a process of its own, and concerns nobody else."""
+    """What has a process of its own, and concerns nobody else. until_s: no check begins after
+    that."""
     local = [check for check in checks if check.name not in NO_CHILD]
     if not request.has_device and any(check.name == catalogue.PCIE for check in local):
         local = [check for check in local if check.name != catalogue.PCIE]
         skipped = [CheckReading(catalogue.PCIE, CheckOutcome.SKIPPED, "no GPU on this machine")]
     else:
         skipped = []
-    return [*run_checks(local, request.efforts, environ, told), *skipped]
+    return [*run_checks(local, request.efforts, environ, told, until_s), *skipped]
+
+
+def _until_s(request: PreflightRequest) -> float | None:
+    """When the time is over that was given, by the monotonic clock."""
+    return None if request.within_s is None else time.monotonic() + request.within_s
 
 
 NO_CHILD = (catalogue.STATIC, catalogue.SAME, catalogue.NETWORK, catalogue.RING)
@@ -205,7 +215,13 @@ class FleetPart:
     ) -> list[CheckReading]:
         """Figures count where nobody else is at work on the machine: its nodes begin with what only
         has to be right, wait for each other, and take turns."""
-        run = partial(check_self, request=self._request, environ=self._environ, told=self._told)
+        run = partial(
+            check_self,
+            request=self._request,
+            environ=self._environ,
+            told=self._told,
+            until_s=_until_s(self._request) if self._turns == 1 else None,
+        )
         beside = self._of_this_machine()
         readings = [*_own(self._request, plan), *run([c for c in checks if not c.is_alone])]
         if len(beside) > 1:

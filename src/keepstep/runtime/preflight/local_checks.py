@@ -84,19 +84,36 @@ def run_checks(
     efforts: Efforts,
     environ: Mapping[str, str],
     told: Callable[[str], None] = lambda name: None,
+    until_s: float | None = None,
 ) -> list[CheckReading]:
-    """One after the other. told: hears the name of each before it begins."""
+    """One after the other. told: hears the name of each before it begins. until_s: when, by the
+    monotonic clock, the time is over that there is for all: none begins after that."""
     readings = []
     for check in checks:
+        left_s = None if until_s is None else until_s - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            readings.append(not_begun(check.name))
+            continue
         told(check.name)
-        readings.append(run_check(check, efforts.of_check(check.name), environ))
+        readings.append(run_check(check, efforts.of_check(check.name), environ, left_s))
     return readings
 
 
+def not_begun(name: str) -> CheckReading:
+    """A check that was chosen, and for which no time was left: others took longer than ever."""
+    return CheckReading(name, CheckOutcome.UNKNOWN, "it was not begun: the time was over")
+
+
 def run_check(
-    check: PreflightCheck, arguments: Mapping[str, Any], environ: Mapping[str, str]
+    check: PreflightCheck,
+    arguments: Mapping[str, Any],
+    environ: Mapping[str, str],
+    left_s: float | None = None,
 ) -> CheckReading:
-    """In a child of its own."""
+    """In a child of its own. left_s: how long it may take, its usual time at least."""
+    deadline_s = check.deadline_s
+    if left_s is not None:
+        deadline_s = min(deadline_s, max(check.expects_s, left_s))
     begun_s = time.monotonic()
     try:
         child = start_check(check.name, arguments, environ)
@@ -104,7 +121,7 @@ def run_check(
         return CheckReading(
             check.name, CheckOutcome.UNKNOWN, f"no process can be started: {error.strerror}"
         )
-    end = child.end(check.deadline_s)
+    end = child.end(deadline_s)
     reading = reading_of(check.name, end)
     return replace(reading, took_ms=round((time.monotonic() - begun_s) * 1000))
 
