@@ -47,6 +47,7 @@ WANTED = frozenset(
         ("same-software", 1),
         ("products", 2),
         ("static", 2),
+        ("clocks", 2),
         ("disk", 3),
         ("network", 3),
     }
@@ -89,7 +90,7 @@ def begin_planted(lab: Lab, room: Path) -> list[subprocess.Popen[bytes]]:
     subprocess.run(shape, check=True)
     return begin(
         lab,
-        plants={0: "loss", 1: "memory,memory-speed", 2: "products", 3: "disk"},
+        plants={0: "loss", 1: "memory,memory-speed", 2: "products,clock", 3: "disk"},
         shells={
             0: "ulimit -n 200",
             2: 'mount -t tmpfs -o size=16m,mode=1777 tmpfs "$KEEPSTEP_ARENA_DIR"',
