@@ -7,27 +7,30 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from benchmarks.preflight import (
+    NODES,
+    PLANTS,
+    PREFLIGHT,
+    WANTED,
+    begin,
+    begin_planted,
+    named,
+    outcome,
+)
 from keepstep.testing.lab import Lab
-from keepstep.testing.network import PREFIX, why_no_namespaces
+from keepstep.testing.network import why_no_namespaces
 from tests.processes.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
 
-PLANTS = Path(__file__).parent / "plants"
-PREFLIGHT = [sys.executable, "-m", "keepstep.cli.main", "preflight"]
-IN_NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
-SHAPE = ["tbf", "rate", "200mbit", "burst", "128kb", "latency", "20ms"]
 LONGEST_S = 60.0  # on an idle machine
 PATIENCE_S = 240.0
-NODES = 4
 
 
 @pytest.fixture
@@ -38,101 +41,39 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         yield lab
 
 
-def begin(
-    lab: Lab,
-    plants: Mapping[int, str],
-    shells: Mapping[int, str],
-    versions: Mapping[int, Path],
-    *options: str,
-) -> list[subprocess.Popen[bytes]]:
-    """plants: what `plants/sitecustomize.py` does on a node. shells: what a shell does before.
-    versions: a directory of packages that a node finds first."""
-    endpoint = lab.endpoint()
-    started = []
-    for node in lab.seats:
-        environ = {**os.environ, "PLANT": plants.get(node, "")}
-        environ["PYTHONPATH"] = os.pathsep.join(
-            str(path) for path in (PLANTS, versions.get(node)) if path is not None
-        )
-        options_of_node = ["--nnodes", str(NODES), "--node-rank", str(node), "--json", *options]
-        words = [*PREFLIGHT, *options_of_node, "--rdzv-endpoint", endpoint]
-        if node in shells:
-            script = f'{shells[node]}; exec "$@"'
-            words = [*IN_NAMESPACE, "sh", "-c", script, "sh", *words]
-        started.append(lab.start(node, words, environ, stdout=subprocess.PIPE))
-    return started
-
-
-def outcome(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    output, _ = process.communicate(timeout=PATIENCE_S)
-    document: dict[str, Any] = json.loads(output)
-    assert process.returncode == document["exit_code"]
-    return document
-
-
-def named(document: dict[str, Any]) -> set[tuple[str, tuple[int, ...]]]:
-    return {
-        (finding["check"], tuple(finding["nodes"]))
-        for finding in document["findings"]
-        if finding["outcome"] == "bad"
-    }
-
-
 def test_four_sound_nodes_pass_within_a_minute(lab: Lab) -> None:
     begun_s = time.monotonic()
-    documents = [outcome(process) for process in begin(lab, {}, {}, {})]
+    documents = [outcome(process) for process in begin(lab)]
     took_s = time.monotonic() - begun_s
     assert [document["findings"] for document in documents] == [[]] * NODES
     assert [document["node"] for document in documents] == list(range(NODES))
     for document in documents:
         checks = [set(node["checks"].values()) for node in document["nodes"]]
         assert checks == [{"ok", "skipped"}] * NODES, "only the GPU is skipped"
-        assert len(document["figures"]) == 8
+        assert len(document["figures"]) == 9
     assert took_s < LONGEST_S * max(1.0, os.getloadavg()[0] / 2), took_s
 
 
 def test_every_planted_defect_is_named_where_it_is_and_nothing_else(
     lab: Lab, tmp_path: Path
 ) -> None:
-    (tmp_path / "old" / "numpy-1.0.dist-info").mkdir(parents=True)
-    (tmp_path / "old" / "numpy-1.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: numpy\nVersion: 1.0\n"
-    )
-    name = f"{PREFIX}{lab.number}-3"
-    shape = ["tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", *SHAPE]
-    subprocess.run(shape, check=True)
-    plants = {0: "loss", 1: "memory,memory-speed", 2: "products", 3: "disk"}
-    shells = {
-        0: "ulimit -n 200",
-        2: 'mount -t tmpfs -o size=16m,mode=1777 tmpfs "$KEEPSTEP_ARENA_DIR"',
-    }
-    processes = begin(lab, plants, shells, {1: tmp_path / "old"})
-    wanted = {
-        ("training", (0,)),
-        ("static", (0,)),
-        ("memory", (1,)),
-        ("memory-speed", (1,)),
-        ("same-software", (1,)),
-        ("products", (2,)),
-        ("static", (2,)),
-        ("disk", (3,)),
-        ("network", (3,)),
-    }
+    processes = begin_planted(lab, tmp_path)
     documents = [outcome(process) for process in processes]
     for document in documents:
         # four nodes measure their memory on the cores that all of them share: now and then the slow
         # one is not slower than that
-        by_chance = {("memory-speed", (1,))}
-        assert named(document) | by_chance == wanted, document["findings"]
+        by_chance = {("memory-speed", 1)}
+        assert named(document) | by_chance == WANTED, document["findings"]
         assert document["exit_code"] == 1
     found = {finding["check"]: finding["found"] for finding in documents[0]["findings"]}
     assert "it sends slowly with every sound partner" in found["network"]
     assert "numpy differs" in found["same-software"]
+    assert "its clock is 300." in found["clocks"] or "its clock is 299." in found["clocks"]
 
 
 def test_a_node_that_is_killed_half_way_is_told_and_nobody_hangs(lab: Lab) -> None:
     """SIGKILL after it has taken its seat."""
-    processes = begin(lab, {}, {}, {}, "--only", "static,memory,network")
+    processes = begin(lab, options=("--only", "static,memory,network"))
     seated = [lab.state_dir(node) for node in lab.seats]
     assert all(place.is_dir() for place in seated)
     until(lambda: children_of(processes[2].pid), "that it checks itself", PATIENCE_S)

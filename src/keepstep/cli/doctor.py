@@ -19,12 +19,15 @@ from rich.console import Console
 from rich.text import Text
 
 from keepstep.cli.job_choice import JsonOption, print_json
+from keepstep.config import resolve
 from keepstep.core.doctor.defect import Defect, Grade
 from keepstep.core.doctor.examination import CheckResult, Examination, examine
 from keepstep.dashboard.finding import find_leftovers
 from keepstep.dashboard.screen import Screen
 from keepstep.edge.doctor.host import Host
 from keepstep.edge.doctor.machine import read_machine
+from keepstep.edge.parts.probe import Targets
+from keepstep.edge.parts.recorder import record
 from keepstep.model.machine_facts import LeftMemory
 from keepstep.model.units import counted
 
@@ -47,12 +50,26 @@ def doctor(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List every check, and what is not known.")
     ] = False,
+    recording: Annotated[
+        Path | None,
+        typer.Option(
+            "--record",
+            metavar="DIR",
+            help="Instead: write there what the probes of parts see, to be played elsewhere.",
+        ),
+    ] = None,
+    record_s: Annotated[
+        float, typer.Option("--record-s", min=1, metavar="SECONDS", help="For so long.")
+    ] = 120.0,
     json: JsonOption = False,
 ) -> None:
     """Check whether this machine is fit for keepstep and training: what, why, and the fix.
 
     Exit code 0: nothing will break, though warnings may be there; 1: something will.
     """
+    if recording is not None:
+        _record(recording, record_s)
+        return
     host = Host(wait_s=wait)
     found = examine(read_machine(host, os.environ, nodes, store, find_left))
     if json:
@@ -61,6 +78,25 @@ def doctor(
         _print(Screen(highlight=False, soft_wrap=True), found, verbose)
     if not found.is_fit:
         raise typer.Exit(IS_UNFIT)
+
+
+def _record(directory: Path, for_s: float) -> None:
+    settings = resolve({}, os.environ, "doctor")
+    store = settings.store
+    disk = Path(store) if store is not None and os.path.isdir(store) else settings.state_dir
+    disk.mkdir(parents=True, exist_ok=True)
+    targets = Targets(settings.arena_dir, disk, os.getpid())
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"recording what the probes of parts see, for {for_s:g} s", style="dim")
+    looks = record(targets, directory, for_s)
+    for probe, count in sorted(looks.items()):
+        console.print(Text(f"{probe:<9} {counted(count, 'look')}"))
+    console.print(
+        Text(
+            f"{directory}: names, addresses and paths are left out; read it before you send it",
+            style="bold",
+        )
+    )
 
 
 def find_left(arena_dir: Path) -> Iterator[LeftMemory]:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum, IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from keepstep.errors import ConfigError
 from keepstep.model.decoding import (
@@ -94,6 +94,32 @@ class NicReading:
 
 
 @dataclass(frozen=True, slots=True)
+class PortReading:
+    """One look at a port of an RDMA adapter. `state`: InfiniBand's number of it, 4: active. The
+    rest are counters: how often the link went `down` or `recovered` from errors, damaged symbols
+    and packets, packets that were not sent (`discards`) or were (`packets`); of the transport, what
+    came out of sequence, and how often a requester was told so or heard nothing in time."""
+
+    device: str
+    port: int
+    state: int | None
+    downed: int | None = None
+    recovered: int | None = None
+    symbol_errors: int | None = None
+    received_errors: int | None = None
+    discards: int | None = None
+    packets: int | None = None
+    out_of_sequence: int | None = None
+    sequence_errors: int | None = None
+    timeouts: int | None = None
+
+    @property
+    def name(self) -> str:
+        """`mlx5_0/1`."""
+        return f"{self.device}/{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
 class PlaceReading:
     """A directory: so many bytes were written, forced out, and read back. `refusal`: why not, empty
     when they were. `is_same`: what was read is what was written."""
@@ -136,11 +162,16 @@ class KernelLine:
     text: str
 
 
-PartReading = GpuReading | NicReading | PlaceReading | PressureReading | ClockReading | KernelLine
-READINGS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (GpuReading, NicReading, PlaceReading, PressureReading, ClockReading, KernelLine)
-}
+PartReading = (
+    GpuReading
+    | NicReading
+    | PortReading
+    | PlaceReading
+    | PressureReading
+    | ClockReading
+    | KernelLine
+)
+READINGS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(PartReading)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +246,7 @@ class PartHealth(NamedTuple):
 
 class PartNumber(NamedTuple):
     """A number that a probe has read, as other exporters name it. `label` is empty where there is
-    one such number."""
+    one such number; where it takes several, their names and values stand with commas between."""
 
     name: str
     label: str

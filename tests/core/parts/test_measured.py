@@ -14,6 +14,7 @@ from keepstep.model.parts import (
     NicReading,
     PartReading,
     PlaceReading,
+    PortReading,
     PressureReading,
     ProbeAnswer,
 )
@@ -21,6 +22,7 @@ from keepstep.model.units import S_NS
 from tests.core.parts.test_kernel_log import TABLE
 
 NIC = "node_network_"
+PORT = "node_infiniband_"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,22 @@ NIC = "node_network_"
             },
         ),
         (NicReading("eth0", False, None, 30, 3, 7), {f"{NIC}up": 0}),
+        (
+            PortReading("mlx5_0", 1, 4, 1, 2, 3, 4, 5, 6, 7, 8, 9),
+            {
+                f"{PORT}state_id": 4,
+                f"{PORT}link_downed_total": 1,
+                f"{PORT}link_error_recovery_total": 2,
+                f"{PORT}symbol_error_total": 3,
+                f"{PORT}port_errors_received_total": 4,
+                f"{PORT}port_discards_transmitted_total": 5,
+                f"{PORT}port_packets_transmitted_total": 6,
+                f"{PORT}out_of_sequence_packets_received_total": 7,
+                f"{PORT}packet_sequence_errors_total": 8,
+                f"{PORT}local_ack_timeout_errors_total": 9,
+            },
+        ),
+        (PortReading("mlx5_0", 1, None), {}),
         (
             PlaceReading("eth0", 1, "", True, 5, 9),
             {"node_filesystem_avail_bytes": 5, "node_filesystem_size_bytes": 9},
@@ -61,6 +79,7 @@ def test_a_reading_is_told_by_the_names_of_others(
     assert len(found) == len(numbers)
     labels = {
         NicReading: ("device", "eth0"),
+        PortReading: ("device,port", "mlx5_0,1"),
         PlaceReading: ("mountpoint", "eth0"),
         KernelLine: ("pci_bus_id", "0000:3b:00"),
         GpuReading: ("pci_bus_id", "0000:3b:00"),

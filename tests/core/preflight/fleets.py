@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from keepstep.core.preflight.catalogue import (
     CHECKS,
+    CLOCKS,
     DISK,
     LINK_SPEED,
     MEMORY,
@@ -29,6 +30,7 @@ from keepstep.core.preflight.schedule import Rounds, all_pairs, confirming
 from keepstep.model.messages.preflight import (
     CheckOutcome,
     CheckReading,
+    ClockGap,
     FleetTrait,
     LinkReading,
     Samples,
@@ -56,11 +58,13 @@ LINK_BYTES_PER_S, TRIP_NS = GIB, 50_000
 
 @dataclass
 class MadeNode:
-    """factors: of the usual value, by quantity. sends, receives: of the usual speed."""
+    """factors: of the usual value, by quantity. sends, receives: of the usual speed. ahead_ns: of
+    its wall clock."""
 
     factors: dict[str, float] = field(default_factory=dict)
     sends: float = 1.0
     receives: float = 1.0
+    ahead_ns: int = 0
     loss: str = "a" * 32
     versions: dict[str, str] = field(default_factory=lambda: {"torch": "2.7.0", "python": "3.11"})
     bad: dict[str, str] = field(default_factory=dict)
@@ -100,7 +104,7 @@ class MadeFleet:
     def readings(self, node: MadeNode) -> list[CheckReading]:
         found = []
         for check in PLANNED:
-            if check == NETWORK:
+            if check in (CLOCKS, NETWORK):
                 continue
             reading = CheckReading(check, CheckOutcome.OK)
             if check in node.bad:
@@ -131,7 +135,11 @@ class MadeFleet:
             self.samples(LINK_BYTES_PER_S * self.speed(a, b))
             for a, b in ((one, other), (other, one))
         ]
-        return LinkReading(one, other, *ways, self.samples(TRIP_NS))
+        trips = self.samples(TRIP_NS)
+        within_ns = min(trips) // 2 + 1
+        ahead_ns = self.nodes[other].ahead_ns - self.nodes[one].ahead_ns
+        clock = ClockGap(ahead_ns + self.random.randint(-within_ns, within_ns), within_ns)
+        return LinkReading(one, other, *ways, trips, clock=clock)
 
     def speed(self, one: int, other: int) -> float:
         return min(
@@ -170,6 +178,10 @@ def slow_sender(fleet: MadeFleet, node: int) -> None:
     fleet.nodes[node].sends = 0.1
 
 
+def wrong_clock(fleet: MadeFleet, node: int) -> None:
+    fleet.nodes[node].ahead_ns = -130 * MS_NS
+
+
 def wrong_version(fleet: MadeFleet, node: int) -> None:
     fleet.nodes[node].versions["torch"] = "2.6.0"
 
@@ -190,6 +202,7 @@ PLANTS: dict[str, tuple[str, Plant]] = {
     "small /dev/shm": (STATIC, says(STATIC, "arena-size: 64 MiB")),
     "slow link": (NETWORK, slow_link),
     "slow sender": (NETWORK, slow_sender),
+    "wrong clock": (CLOCKS, wrong_clock),
     "wrong version": (SAME, wrong_version),
     "another loss": (TRAINING, other_loss),
 }

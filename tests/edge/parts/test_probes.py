@@ -25,7 +25,10 @@ from keepstep.model.parts import (
     GpuReading,
     NicReading,
     PlaceReading,
+    PortReading,
     PressureReading,
+    ProbeAnswer,
+    answer_from_line,
 )
 
 
@@ -236,6 +239,47 @@ def test_interfaces_are_read(tmp_path: Path, targets: Targets) -> None:
         NicReading("eth0", True, 2, 30, 3, 7, 1, 2, 3, 4),
         NicReading("eth1", False, 2, 30, 3, 7, 1, 2, 3, 4),
     )
+
+
+def port(device: str, number: int = 1, state: str = "4: ACTIVE", **kinds: str) -> dict[str, str]:
+    """kinds: a text in the place of all counters below it."""
+    counters = ("link_downed", "link_error_recovery", "symbol_error", "port_rcv_errors")
+    found = {
+        **{f"counters/{name}": str(place + 1) for place, name in enumerate(counters)},
+        "counters/port_xmit_discards": "5",
+        "counters/port_xmit_packets": "6",
+        "hw_counters/out_of_sequence": "7",
+        "hw_counters/packet_seq_err": "8",
+        "hw_counters/local_ack_timeout_err": "9",
+        "hw_counters/lifespan": "12",
+    }
+    found = {name: kinds.get(name.partition("/")[0], text) for name, text in found.items()}
+    below = f"/sys/class/infiniband/{device}/ports/{number}"
+    state_files = {"state": state, "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)"}
+    return {f"{below}/{name}": f"{text}\n" for name, text in {**state_files, **found}.items()}
+
+
+def test_rdma_ports_are_read_beside_interfaces(tmp_path: Path, targets: Targets) -> None:
+    host = lay(
+        tmp_path,
+        {
+            **interface("lo", "0x9"),
+            **port("mlx5_0"),
+            **port("mlx5_1", 2, "1: DOWN", counters="N/A (no PMA)"),
+            **port("irdma0", state="", counters="", hw_counters="18446744073709551615"),
+            "/sys/class/infiniband/mlx5_0/fw_ver": "28.39.1002",
+            "/sys/class/infiniband/mlx5_0/ports/readme": "",
+        },
+    )
+    look = probe_nic(host, targets, -1)
+    assert not look.blind
+    assert look.readings == (
+        PortReading("irdma0", 1, None),
+        PortReading("mlx5_0", 1, 4, 1, 2, 3, 4, 5, 6, 7, 8, 9),
+        PortReading("mlx5_1", 2, 1, out_of_sequence=7, sequence_errors=8, timeouts=9),
+    )
+    line = ProbeAnswer("nic", 1, 1, "", look.readings).to_line()
+    assert answer_from_line(line).readings == look.readings
 
 
 def test_a_machine_without_loopback_is_not_believed(tmp_path: Path, targets: Targets) -> None:

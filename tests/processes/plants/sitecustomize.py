@@ -2,7 +2,7 @@
 
 PLANT names them, separated by commas. Each is in what the operating system or a library gives:
 memory that loses a bit or is slow, a processor that gives another product, an fsync that takes
-long, a function whose last bit is another one.
+long, a function whose last bit is another one, a wall clock that is ahead.
 """
 
 import os
@@ -80,6 +80,14 @@ def change_the_last_bit() -> None:
     torch.nn.functional.gelu = lambda x: gelu(x) * (1 + 2**-23)
 
 
+def be_ahead() -> None:
+    """Of all others, by 0.3 s."""
+    import time
+
+    now_ns = time.time_ns
+    time.time_ns = lambda: now_ns() + 300_000_000
+
+
 PLANTS = {
     "memory": ("memory", lose_a_bit),
     "memory-speed": ("memory-speed", be_slow_memory),
@@ -88,6 +96,8 @@ PLANTS = {
     "loss": ("training", change_the_last_bit),
 }
 
+if "clock" in PLANTED and "preflight" in WORDS:
+    be_ahead()
 if "keepstep.runtime.preflight.child" in WORDS:
     for name in PLANTED:
         if name in PLANTS and PLANTS[name][0] in WORDS:

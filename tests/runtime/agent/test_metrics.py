@@ -151,6 +151,7 @@ def test_parts_as_other_exporters_name_them_while_they_are_news(
     numbers = (
         PartNumber("DCGM_FI_DEV_GPU_TEMP", "pci_bus_id", "0000:3b:00", 91.0),
         PartNumber("node_network_carrier_changes_total", "device", "eth0", 4.0),
+        PartNumber("node_infiniband_symbol_error_total", "device,port", "mlx5_0,1", 7.0),
     )
     now_ns, boot = CLOCK.monotonic_ns(), CLOCK.boot()
     assert write_parts(MEMORY, settings.job_dir, PartsReport(now_ns, boot, parts, numbers))
@@ -159,6 +160,7 @@ def test_parts_as_other_exporters_name_them_while_they_are_news(
     assert found["keepstep_part_health", ("ok", "gpu 0000:3b:00")] == 0
     assert found["DCGM_FI_DEV_GPU_TEMP", ("0000:3b:00",)] == 91
     assert found["node_network_carrier_changes_total", ("eth0",)] == 4
+    assert found["node_infiniband_symbol_error_total", ("mlx5_0", "1")] == 7
     old_ns = max(0, now_ns - STALE_NS - S_NS)
     write_parts(MEMORY, settings.job_dir, PartsReport(old_ns, "another boot", parts, numbers))
     found = scrape_all(port)

@@ -18,6 +18,7 @@ from keepstep.model.parts import (
     PartNumber,
     PartReading,
     PlaceReading,
+    PortReading,
     PressureReading,
 )
 from keepstep.model.units import S_NS
@@ -33,6 +34,8 @@ def numbers_of(reading: PartReading) -> Iterator[PartNumber]:
             yield from _of_gpu(reading)
         case NicReading():
             yield from _of_nic(reading)
+        case PortReading():
+            yield from _of_port(reading)
         case PlaceReading():
             sizes = {
                 "node_filesystem_avail_bytes": reading.free_bytes,
@@ -58,6 +61,23 @@ def _of_nic(reading: NicReading) -> Iterator[PartNumber]:
         "node_network_transmit_drop_total": reading.sent_dropped,
     }
     yield from _known(values, "device", reading.name)
+
+
+def _of_port(reading: PortReading) -> Iterator[PartNumber]:
+    values = {
+        "state_id": reading.state,
+        "link_downed_total": reading.downed,
+        "link_error_recovery_total": reading.recovered,
+        "symbol_error_total": reading.symbol_errors,
+        "port_errors_received_total": reading.received_errors,
+        "port_discards_transmitted_total": reading.discards,
+        "port_packets_transmitted_total": reading.packets,
+        "out_of_sequence_packets_received_total": reading.out_of_sequence,
+        "packet_sequence_errors_total": reading.sequence_errors,
+        "local_ack_timeout_errors_total": reading.timeouts,
+    }
+    named = {f"node_infiniband_{name}": value for name, value in values.items()}
+    yield from _known(named, "device,port", f"{reading.device},{reading.port}")
 
 
 def _of_gpu(reading: GpuReading) -> Iterator[PartNumber]:

@@ -1,8 +1,7 @@
 """NICs: which network interface is down, flaps, or damages packets.
 
-Comes in: looks at all interfaces that are up at first. Goes out: the health of each. A flap, the
-carrier going and coming, takes seconds and is survived; two within five minutes, or more than five
-a day, are a cable or an optic that is about to go (ByteRobust, SOSP 2025; Azure's NHC).
+Comes in: looks at all interfaces that are up at first, and at RDMA ports (`rdma_ports.py`). Goes
+out: the health of each. A flap is the carrier going and coming (`flaps.py`).
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from keepstep.core.parts.flaps import SOON_NS, Flaps
 from keepstep.core.parts.judge import Spell, sick, unseen, well
+from keepstep.core.parts.rdma_ports import RdmaPorts
 from keepstep.model.parts import NicReading, PartHealth, PartReading
-from keepstep.model.units import S_NS, counted
+from keepstep.model.units import counted
 
-SOON_NS = 300 * S_NS
-SOON_FLAPS = 2
-DAY_NS = 24 * 3600 * S_NS
-DAY_FLAPS = 5
 ERROR_RATIO = 1e-4
 LEAST_ERRORS = 10
 DOWN_LOOKS = 2
@@ -30,7 +27,7 @@ class _Nic:
     def __init__(self, first: NicReading) -> None:
         self.last = first
         self.is_down = Spell(DOWN_LOOKS)
-        self.flaps: deque[int] = deque(maxlen=4 * DAY_FLAPS)  # when each was seen
+        self.flaps = Flaps()
         # when, packets and errors by then, for the last five minutes
         self.counts: deque[tuple[int, int, int]] = deque()
 
@@ -40,6 +37,7 @@ class Nics:
 
     def __init__(self) -> None:
         self._known: dict[str, _Nic] = {}
+        self._ports = RdmaPorts()
 
     def add(self, readings: Sequence[PartReading], at_ns: int) -> list[PartHealth]:
         """See `Judge`. One that is gone is down."""
@@ -49,7 +47,8 @@ class Nics:
                 self._known[name] = _Nic(reading)
         for name, nic in self._known.items():
             _note(nic, found.get(name), at_ns)
-        return [_health(name, nic, at_ns) for name, nic in self._known.items()]
+        nics = [_health(name, nic, at_ns) for name, nic in self._known.items()]
+        return [*nics, *self._ports.add(readings, at_ns)]
 
 
 def _note(nic: _Nic, reading: NicReading | None, at_ns: int) -> None:
@@ -59,7 +58,7 @@ def _note(nic: _Nic, reading: NicReading | None, at_ns: int) -> None:
     last = nic.last
     if reading.changes is not None and last.changes is not None:
         # down and up again are two
-        nic.flaps.extend([at_ns] * ((reading.changes - last.changes + 1) // 2))
+        nic.flaps.note((reading.changes - last.changes + 1) // 2, at_ns)
     if reading.packets < last.packets or reading.errors < last.errors:
         nic.counts.clear()  # it was made anew
     nic.counts.append((at_ns, reading.packets, reading.errors))
@@ -72,12 +71,8 @@ def _health(name: str, nic: _Nic, at_ns: int) -> PartHealth:
     part = f"nic {name}"
     if nic.is_down.holds:
         return sick(part, at_ns, "its link is down", FIX)
-    soon = sum(at_ns - flap <= SOON_NS for flap in nic.flaps)
-    if soon >= SOON_FLAPS:
-        return sick(part, at_ns, f"its link went down {soon} times within five minutes", FIX)
-    today = sum(at_ns - flap <= DAY_NS for flap in nic.flaps)
-    if today > DAY_FLAPS:
-        return sick(part, at_ns, f"its link went down {today} times within a day", FIX)
+    if why := nic.flaps.why(at_ns):
+        return sick(part, at_ns, why, FIX)
     if nic.counts:
         packets = nic.counts[-1][1] - nic.counts[0][1]
         errors = nic.counts[-1][2] - nic.counts[0][2]

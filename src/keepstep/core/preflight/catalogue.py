@@ -67,9 +67,10 @@ class PreflightCheck:
 
 STATIC, SAME, MEMORY, TRAINING = "static", "same-software", "memory", "training"
 PRODUCTS, MEMORY_SPEED, DISK, PCIE = "products", "memory-speed", "disk", "pcie"
-NETWORK, RING = "network", "ring"
+CLOCKS, NETWORK, RING = "clocks", "network", "ring"
 
 LINK_SPEED = Quantity("link-speed", Measure.BYTES_PER_S, 10 * MIB, 0.5)
+CLOCK_OFFSET = Quantity("clock-offset", Measure.NS, 100 * MS_NS, 0.0)
 ROUND_TRIP = Quantity("round-trip", Measure.NS, 100 * MS_NS, 0.2, harmless=MS_NS)
 
 CHECKS: tuple[PreflightCheck, ...] = (
@@ -139,6 +140,16 @@ CHECKS: tuple[PreflightCheck, ...] = (
             Quantity("device-products", Measure.FLOP_PER_S, 10**11, 0.8),
         ),
         is_alone=True,
+    ),
+    PreflightCheck(
+        CLOCKS,
+        "logs and journals of several nodes tell events in the wrong order, so that a failure is "
+        "laid to the wrong node; certificates and object stores refuse what is minutes off",
+        "synchronise it: chronyc tracking, chronyc makestep, timedatectl set-ntp true (on the "
+        "host of a container)",
+        expects_s=1,
+        quantities=(CLOCK_OFFSET,),
+        needs_fleet=True,
     ),
     PreflightCheck(
         NETWORK,

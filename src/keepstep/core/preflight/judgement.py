@@ -17,6 +17,8 @@ from keepstep.core.preflight.agreement import dissent
 from keepstep.core.preflight.catalogue import (
     BY_CHECK,
     CHECK_OF,
+    CLOCK_OFFSET,
+    CLOCKS,
     LINK_SPEED,
     NETWORK,
     ROUND_TRIP,
@@ -26,6 +28,7 @@ from keepstep.core.preflight.catalogue import (
     in_words,
     is_below_floor,
 )
+from keepstep.core.preflight.clock_gaps import FleetClocks, judge_clocks
 from keepstep.core.preflight.links import FaultSide, LinkFault, faults, suspect
 from keepstep.core.preflight.outliers import FEWEST_NODES, middle_of, outliers
 from keepstep.model.messages.preflight import CheckOutcome, CheckReading, LinkReading
@@ -98,6 +101,7 @@ def judge(evidence: FleetEvidence) -> PreflightVerdict:
         *_silent(evidence),
         *_slow(evidence),
         *_different(evidence),
+        *_clocks(evidence),
         *_network(evidence),
     ]
     order = {name: place for place, name in enumerate(BY_CHECK)}
@@ -130,7 +134,8 @@ def _silent(evidence: FleetEvidence) -> Iterator[PreflightFinding]:
     for node, readings in sorted(evidence.readings.items()):
         given = {reading.check for reading in readings}
         for name in evidence.planned:
-            if name not in given and name not in (NETWORK, SAME) and node not in evidence.silent:
+            by_pairs = name in (CLOCKS, NETWORK, SAME)
+            if name not in given and not by_pairs and node not in evidence.silent:
                 yield _finding(
                     name, (node,), "it was asked for and not answered", CheckOutcome.UNKNOWN
                 )
@@ -180,8 +185,53 @@ def _different(evidence: FleetEvidence) -> Iterator[PreflightFinding]:
         yield _finding(check, differing.nodes, f"{name} differs: {camps}{undecided}")
 
 
+def _fleet_clocks(evidence: FleetEvidence) -> FleetClocks | None:
+    """None: nobody was to read them."""
+    nodes = [node for node in evidence.hosts if node not in evidence.silent]
+    if CLOCKS not in evidence.planned or len(evidence.hosts) < 2:
+        return None
+    limit_ns = evidence.quantities[CLOCK_OFFSET.name].floor
+    return judge_clocks(nodes, [*evidence.links, *_again(evidence)], limit_ns)
+
+
+def _clocks(evidence: FleetEvidence) -> Iterator[PreflightFinding]:
+    clocks = _fleet_clocks(evidence)
+    if clocks is None:
+        return
+    measure, limit_ns = CLOCK_OFFSET.measure, evidence.quantities[CLOCK_OFFSET.name].floor
+    limit = in_words(measure, limit_ns)
+
+    def told(node: int) -> str:
+        gap = clocks.gaps[node]
+        way = "ahead" if gap.ahead_ns > 0 else "behind"
+        return (
+            f"{in_words(measure, abs(gap.ahead_ns))} {way}, known to "
+            f"{in_words(measure, gap.within_ns)}"
+        )
+
+    if not clocks.is_decided:
+        camps = "; ".join(f"node {node} {told(node)}" for node in clocks.off[:8])
+        undecided = f"the clocks are more than {limit} apart: {camps}"
+        yield _finding(CLOCKS, clocks.off, f"{undecided}: who is right, nobody can tell")
+    else:
+        for node in clocks.off:
+            found = f"its clock is {told(node)}, against the median; at most {limit} passes"
+            yield _finding(CLOCKS, (node,), found)
+    for node in clocks.unsure:
+        found = f"its clock may be off: {told(node)}; at most {limit} passes"
+        yield _finding(CLOCKS, (node,), found, CheckOutcome.UNKNOWN)
+    for node in clocks.unseen:
+        found = "nobody could read its clock"
+        yield _finding(CLOCKS, (node,), found, CheckOutcome.UNKNOWN)
+
+
+def _again(evidence: FleetEvidence) -> Iterator[LinkReading]:
+    for series in evidence.confirming:
+        yield from series
+
+
 def _network(evidence: FleetEvidence) -> Iterator[PreflightFinding]:
-    if not evidence.links:
+    if not evidence.links or NETWORK not in evidence.planned:
         return
     quantities = [evidence.quantities[each.name] for each in (LINK_SPEED, ROUND_TRIP)]
     suspicion = suspect(evidence.links, quantities)
@@ -258,6 +308,8 @@ def _figures(evidence: FleetEvidence) -> dict[str, dict[int, int]]:
         of_links = {node: middle_of(values) for node, values in sorted(by_node.items()) if values}
         if of_links:
             found[name] = of_links
+    if (clocks := _fleet_clocks(evidence)) is not None and clocks.gaps:
+        found[CLOCK_OFFSET.name] = {n: abs(gap.ahead_ns) for n, gap in clocks.gaps.items()}
     return found
 
 

@@ -340,12 +340,14 @@ def _one(name: str, what: str, value: float) -> Metric:
 
 
 def _many(name: str, what: str, label: str, values: Mapping[str, float]) -> Metric:
-    """A family of what its name says it is: a counter when it ends in `_total`, else a gauge."""
+    """A family of what its name says it is: a counter when it ends in `_total`, else a gauge. A
+    label and its values may be several, with commas between."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+    labels = label.split(",") if label else []
     made = (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(
-        name, what, labels=[label] if label else []
+        name, what, labels=labels
     )
     for key, value in values.items():
-        made.add_metric([key] if label else [], value)
+        made.add_metric(key.split(",", len(labels) - 1) if label else [], value)
     return made

@@ -1,4 +1,5 @@
-"""NIC: network interfaces, as /sys/class/net shows them. Loopback is not one of them, and is the
+"""NIC: network interfaces, as /sys/class/net shows them, and the ports of RDMA adapters
+(`rdma_port.py`). Loopback is not one of them, and is the
 canary: it is on every machine.
 
 The interfaces are those of the network namespace in which /sys was mounted.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from keepstep.edge.doctor.host import Host
 from keepstep.edge.doctor.network import INTERFACES, IS_LOOPBACK, IS_UP
 from keepstep.edge.parts.probe import PartLook, Targets
+from keepstep.edge.parts.rdma_port import read_ports
 from keepstep.model.parts import NicReading
 
 ERRORS = ("rx_errors", "tx_errors")
@@ -29,7 +31,7 @@ def probe_nic(host: Host, targets: Targets, cursor: int) -> PartLook:
             found.append(_read(host, name, int(flags, 16)))
     if not saw_loopback:
         return PartLook(blind=f"{INTERFACES} shows no loopback interface that counts")
-    return PartLook(tuple(found))
+    return PartLook((*found, *read_ports(host)))
 
 
 def _read(host: Host, name: str, flags: int) -> NicReading:

@@ -216,7 +216,7 @@ class Prober:
             look = PartLook(answer.readings, answer.blind, int(cursor))
         except ValueError:
             look = PartLook(blind=f"its process ended with {code}")
-        if not look.blind:
+        if not look.blind or look.cursor >= 0:
             turn.cursor = look.cursor
         self._answer(name, turn, look)
 

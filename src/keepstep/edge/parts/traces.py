@@ -2,19 +2,24 @@
 seen without the hardware.
 
 `<probe>.jsonl` in the directory of traces: a line for each look, a list of readings ([kind,
-fields]); the last line is repeated. A probe without such a file looks at the machine; one may be
-put there at any time, which is how a drill makes a device hot.
+fields]), or why it saw nothing, a text; the last line is repeated. `recorder.py` writes such. A
+probe without such a file looks at the machine; one may be put there at any time, which is how a
+drill makes a device hot.
 """
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeGuard
 
 from keepstep.edge.os.own_file import check_own_directory
 from keepstep.edge.parts.probe import PartLook, Targets
-from keepstep.model.parts import answer_from_line
+from keepstep.model.decoding import from_json
+from keepstep.model.parts import PartReading, answer_from_line
 
 TRACES = "parts-traces"  # beside a job's journal
 
@@ -48,6 +53,14 @@ def play(probe: str, targets: Targets, cursor: int) -> PartLook | None:
     if not looks:
         return PartLook(blind="the trace has no looks")
     number = min(max(cursor, -1) + 1, len(looks) - 1)
+    if looks[number].lstrip().startswith('"'):
+        return PartLook(blind=str(from_json(looks[number])), cursor=number)
     head = f'{{"probe":"{probe}","at_ns":{time.monotonic_ns()},"took_ns":0,"blind":""'
     answer = answer_from_line(f'{head},"readings":{looks[number]}}}')
     return PartLook(answer.readings, cursor=number)
+
+
+def look_to_line(readings: Sequence[PartReading], blind: str) -> str:
+    """A look as a line of a trace."""
+    plain = [[type(each).__name__, asdict(each)] for each in readings]
+    return json.dumps(blind or plain, separators=(",", ":")) + "\n"

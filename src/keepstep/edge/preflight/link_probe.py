@@ -5,6 +5,7 @@
     8 bytes, so many times         ->  the same back           round trips
     size, so many bytes            ->  1 byte when all is there   bytes there
     size                           ->  so many bytes           bytes back
+    8 bytes, so many times         ->  its wall clock, ns         how far its clock is ahead
     0                              ->  (ends)
 
 Comes in: addresses, a deadline. Goes out: samples. Every word has a bound and every wait ends at
@@ -24,19 +25,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from keepstep.edge.net.tcp import TcpOptions, dial, listen
+from keepstep.model.bounds import U63
+from keepstep.model.messages.preflight import ClockGap
 from keepstep.model.units import KIB, MIB, MS_NS, S_NS
 
 TOKEN_LETTERS = 32
 MOST_BYTES = 256 * MIB  # of one burst
 CHUNK = bytes(256 * KIB)
 _SIZE = struct.Struct("!BQ")
-PING, THERE, BACK, END = range(4)
+PING, THERE, BACK, END, CLOCK = range(5)
 PINGS_A_SAMPLE = 8
+CLOCK_READINGS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeEffort:
-    """How much is measured. `burst_s`: how long a burst is to last; `most_bytes`: its bound."""
+    """How much is measured. `samples`: none measures the clock alone. `burst_s`: how long a burst
+    is to last; `most_bytes`: its bound."""
 
     samples: int = 5
     burst_s: float = 0.05
@@ -46,11 +51,13 @@ class ProbeEffort:
 
 @dataclass(frozen=True, slots=True)
 class LinkSamples:
-    """Bytes a second to the other and from it, ns of the fastest round trip of each sample."""
+    """Bytes a second to the other and from it, ns of the fastest round trip of each sample, how far
+    the other's wall clock is ahead (None: it does not tell)."""
 
     there: tuple[int, ...]
     back: tuple[int, ...]
     round_trips: tuple[int, ...]
+    clock: ClockGap | None
 
 
 class ProbeDoor:
@@ -98,6 +105,8 @@ class ProbeDoor:
             peer.sendall(b"!")
         elif word == BACK and size <= MOST_BYTES:
             _send(peer, size)
+        elif word == CLOCK:
+            peer.sendall(_SIZE.pack(CLOCK, time.time_ns()))
         else:
             return False
         return True
@@ -119,8 +128,12 @@ def probe(
 
         trips = [_round_trip_ns(peer, hurry) for _ in range(effort.samples)]
         speeds = {word: _bursts(peer, word, effort, hurry) for word in (THERE, BACK)}
-        peer.sendall(_SIZE.pack(END, 0))
-        return LinkSamples(speeds[THERE], speeds[BACK], tuple(trips))
+        try:
+            clock = _read_clock(peer, hurry)
+            peer.sendall(_SIZE.pack(END, 0))
+        except OSError:  # what was measured before is measured
+            clock = None
+        return LinkSamples(speeds[THERE], speeds[BACK], tuple(trips), clock)
 
 
 def _round_trip_ns(peer: socket.socket, hurry: Callable[[], None]) -> int:
@@ -135,12 +148,28 @@ def _round_trip_ns(peer: socket.socket, hurry: Callable[[], None]) -> int:
     return max(1, best)
 
 
+def _read_clock(peer: socket.socket, hurry: Callable[[], None]) -> ClockGap:
+    """By the fastest of some round trips: the other's clock was read at some moment of it, so its
+    middle is wrong by at most half of it (Cristian, 1989)."""
+    best: ClockGap | None = None
+    for _ in range(CLOCK_READINGS):
+        hurry()
+        begun_ns, here_ns = time.perf_counter_ns(), time.time_ns()  # what is between is counted
+        peer.sendall(_SIZE.pack(CLOCK, 0))
+        _, there_ns = _SIZE.unpack(_take(peer, _SIZE.size))
+        half_ns = (time.perf_counter_ns() - begun_ns) // 2 + 1
+        if best is None or half_ns < best.within_ns:
+            best = ClockGap(min(there_ns, U63) - here_ns - half_ns, half_ns)
+    assert best is not None
+    return best
+
+
 def _bursts(
     peer: socket.socket, word: int, effort: ProbeEffort, hurry: Callable[[], None]
 ) -> tuple[int, ...]:
     """Each as long as the one before says that `burst_s` takes; the first one only says so."""
     size, found = effort.least_bytes, []
-    for _ in range(effort.samples + 1):
+    for _ in range(effort.samples + 1 if effort.samples else 0):
         hurry()
         begun_ns = time.perf_counter_ns()
         peer.sendall(_SIZE.pack(word, size))

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, ClassVar
 
-from keepstep.model.bounds import Count, HostName, Length, Port, Rank, Sentence, Text, WorldSize
+from keepstep.model.bounds import (
+    U63,
+    Count,
+    HostName,
+    Length,
+    Port,
+    Range,
+    Rank,
+    Sentence,
+    Text,
+    WorldSize,
+)
 
 MAX_SAMPLES = 64
 
@@ -95,9 +106,18 @@ class NodeReadings:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockGap:
+    """How far a wall clock is ahead of another one (behind: below 0), and the most by which that
+    may be wrong."""
+
+    ahead_ns: Annotated[int, Range(-U63, U63)]
+    within_ns: Count
+
+
+@dataclass(frozen=True, slots=True)
 class LinkReading:
     """One pair, measured in both directions by `one`, which has dialled `other`. `error`: why it
-    gave nothing."""
+    gave nothing. `clock`: of the other to the one's, None: it was not read."""
 
     one: Rank
     other: Rank
@@ -105,6 +125,7 @@ class LinkReading:
     back_bytes_per_s: Annotated[tuple[Count, ...], Length(MAX_SAMPLES)] = ()
     round_trip_ns: Annotated[tuple[Count, ...], Length(MAX_SAMPLES)] = ()
     error: Sentence = ""
+    clock: ClockGap | None = None
 
 
 @dataclass(frozen=True, slots=True)

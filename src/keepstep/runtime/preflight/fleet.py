@@ -4,7 +4,8 @@ Comes in: a request, what earlier preflights brought, a way to meet the others. 
 the same on every node, which `core/preflight/judgement.py` judges.
 
     all take seats -> node 0 plans -> each checks itself (nodes of one machine take turns where
-    figures count) -> pairs measure their links, suspects again with good partners -> the ring
+    figures count) -> pairs measure their links and read each other's clocks, suspects again with
+    good partners -> the ring
 
 Nobody waits without end. A node that says nothing in time is silent: node 0 says so, all go on
 without it, and it is no `ok`.
@@ -109,7 +110,13 @@ def _until_s(request: PreflightRequest) -> float | None:
     return None if request.within_s is None else time.monotonic() + request.within_s
 
 
-NO_CHILD = (catalogue.STATIC, catalogue.SAME, catalogue.NETWORK, catalogue.RING)
+NO_CHILD = (
+    catalogue.STATIC,
+    catalogue.SAME,
+    catalogue.CLOCKS,
+    catalogue.NETWORK,
+    catalogue.RING,
+)
 
 
 def against_past(
@@ -171,9 +178,10 @@ class FleetPart:
         by_node = self._collect("local", readings, patience_s)
         first: tuple[LinkReading, ...] = ()
         confirmed: list[tuple[LinkReading, ...]] = []
-        if catalogue.NETWORK in plan.checks:
-            self._told(catalogue.NETWORK)
-            first, confirmed = self._measure_network(patience_s)
+        by_pairs = [name for name in (catalogue.CLOCKS, catalogue.NETWORK) if name in plan.checks]
+        if by_pairs:
+            self._told(", ".join(by_pairs))
+            first, confirmed = self._measure_pairs(patience_s, catalogue.NETWORK in by_pairs)
         if catalogue.RING in plan.checks:
             self._told(catalogue.RING)
             of_ring = self._collect("ring", [self._ring(first)], RING_WITHIN_S + AT_LEAST_S)
@@ -259,13 +267,16 @@ class FleetPart:
         heard = meeting.hear_all(answered, NodeReadings, AT_LEAST_S)
         return {node: word.readings for node, word in heard.items()}
 
-    def _measure_network(
-        self, within_s: float
+    def _measure_pairs(
+        self, within_s: float, with_speeds: bool
     ) -> tuple[tuple[LinkReading, ...], list[tuple[LinkReading, ...]]]:
+        """Without speeds: the clocks alone."""
         meeting, seats, present = self._meeting, self._seats, self._present()
-        effort = ProbeEffort()
+        effort = ProbeEffort() if with_speeds else ProbeEffort(samples=0)
         mine = measure_links(meeting, seats, all_pairs(present)[:MOST_ROUNDS], "links", effort)
         first = exchange(meeting, seats, present, "links", mine, within_s)
+        if not with_speeds:
+            return first, []
         floors = with_floors(self._request.floors)
         quantities = [floors[each.name] for each in (catalogue.LINK_SPEED, catalogue.ROUND_TRIP)]
         suspicion = suspect(first, quantities)

@@ -58,7 +58,14 @@ def _measure(
         return LinkReading(seats.node, other, error=str(error.strerror or error))
     finally:
         meeting.say(f"{name}/done", NodeReady(seats.node))
-    return LinkReading(seats.node, other, samples.there, samples.back, samples.round_trips)
+    return LinkReading(
+        seats.node,
+        other,
+        samples.there,
+        samples.back,
+        samples.round_trips,
+        clock=samples.clock,
+    )
 
 
 def exchange(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -28,6 +30,32 @@ def test_it_learns_and_repeats_itself() -> None:
     assert len(trained.step_ns) == 10
     assert 0 < trained.last_loss < training.train(1, 1).last_loss
     assert training.train(6, 1).digests == trained.digests[:1]
+
+
+def test_its_adamw_is_torchs_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What earlier preflights noted of this machine still holds."""
+    ours = training.train(6, 1)
+    monkeypatch.setattr(
+        training, "MiniAdamW", lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3)
+    )
+    assert training.train(6, 1).digests == ours.digests
+    monkeypatch.setattr(
+        training, "MiniAdamW", lambda model: torch.optim.AdamW(model.parameters(), lr=1.01e-3)
+    )
+    assert training.train(6, 1).digests != ours.digests
+
+
+def test_it_imports_nothing_that_takes_as_long_as_its_steps() -> None:
+    program = (
+        "import sys\n"
+        "from keepstep.edge.torch.preflight import training\n"
+        "training.train(2, 1)\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+        "import torch\n"
+        "torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])\n"
+        "assert 'torch._dynamo' in sys.modules, 'MiniAdamW is no longer worth having'\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_another_state_of_the_generator_changes_nothing() -> None:
