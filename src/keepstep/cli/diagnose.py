@@ -190,7 +190,7 @@ def _as_line(sighting: Sighting, names: dict[str, Path]) -> dict[str, Any]:
         "rank": sighting.rank,
         "host": sighting.host,
         "time": sighting.clock or None,
-        "class": sighting.pattern.kind,
+        "class": sighting.pattern.failure,
         "role": sighting.pattern.role,
         "text": _shown(sighting.text),
         "origin": sighting.pattern.origin,

@@ -10,6 +10,7 @@ grades.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ from keepstep.cli.job_choice import JsonOption, print_json
 from keepstep.config import resolve
 from keepstep.core.doctor.defect import Defect, Grade
 from keepstep.core.doctor.examination import CheckResult, Examination, examine
+from keepstep.core.parts.redactor import Redactor
 from keepstep.dashboard.finding import find_leftovers
 from keepstep.dashboard.screen import Screen
 from keepstep.edge.doctor.host import Host
@@ -86,9 +88,11 @@ def _record(directory: Path, for_s: float) -> None:
     disk = Path(store) if store is not None and os.path.isdir(store) else settings.state_dir
     disk.mkdir(parents=True, exist_ok=True)
     targets = Targets(settings.arena_dir, disk, os.getpid())
-    console = Console(highlight=False, soft_wrap=True)
+    console = Screen(highlight=False, soft_wrap=True)
+    host = socket.gethostname()
     console.print(f"recording what the probes of parts see, for {for_s:g} s", style="dim")
-    looks = record(targets, directory, for_s)
+    redactor = Redactor((host, host.partition(".")[0]))
+    looks = record(targets, directory, for_s, redactor)
     for probe, count in sorted(looks.items()):
         console.print(Text(f"{probe:<9} {counted(count, 'look')}"))
     console.print(

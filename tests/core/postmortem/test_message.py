@@ -30,7 +30,7 @@ RAISED = {
 @pytest.mark.parametrize("message", RAISED)
 def test_a_message_alone_is_of_the_class_of_the_failed_run(message: str) -> None:
     pattern = pattern_of(message, TABLE)
-    assert pattern is not None and pattern.kind == RAISED[message]
+    assert pattern is not None and pattern.failure == RAISED[message]
 
 
 # As they are printed, for each word in the agent's lists one at least.
@@ -77,11 +77,11 @@ def agree(message: str) -> bool:
     """What the agent calls by a name of its own the table calls by one of the same kind, unless to
     the table it is any error; and the other way round for devices and for what others caused."""
     cause, pattern = charged(message), pattern_of(message, TABLE)
-    if pattern is None or pattern.kind == "code":
+    if pattern is None or pattern.failure == "code":
         return True
     if cause in CLASSES:
-        return pattern.kind in CLASSES[cause]
-    return pattern.role == "root" and pattern.kind not in CLASSES[Cause.DEVICE]
+        return pattern.failure in CLASSES[cause]
+    return pattern.role == "root" and pattern.failure not in CLASSES[Cause.DEVICE]
 
 
 @pytest.mark.parametrize("message", [*KNOWN_TO_BOTH, *RAISED])
@@ -101,13 +101,13 @@ def test_the_table_knows_what_the_agent_knows() -> None:
     for message in KNOWN_TO_BOTH:
         assert charged(message) in CLASSES, message
         pattern = pattern_of(message, TABLE)
-        assert pattern is not None and pattern.kind != "code", message
+        assert pattern is not None and pattern.failure != "code", message
 
 
 def test_a_root_beats_a_cascade_and_the_heavier_one_wins() -> None:
     lines = ["RuntimeError: Connection reset by peer", "ValueError: no", "CUDA out of memory"]
     kinds = [pattern_of("\n".join(lines[:n]), TABLE) for n in range(4)]
-    assert [found and found.kind for found in kinds] == [None, "lost-rank", "code", "gpu-memory"]
+    assert [found and found.failure for found in kinds] == [None, "lost-rank", "code", "gpu-memory"]
 
 
 def test_the_clause_tells_only_what_the_error_itself_means() -> None:

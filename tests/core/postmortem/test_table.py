@@ -24,7 +24,7 @@ MOST_REPEATS = 1500  # of nested repetitions together
 
 
 def test_there_are_roots_of_many_classes_and_all_roles() -> None:
-    roots = {pattern.kind for pattern in TABLE.patterns if pattern.role == "root"}
+    roots = {pattern.failure for pattern in TABLE.patterns if pattern.role == "root"}
     assert len(roots) >= 30
     assert {pattern.role for pattern in TABLE.patterns} == set(ROLES)
     assert roots | {"hang", "lost-rank", "own-exit", "teardown"} == set(TABLE.classes)
@@ -94,7 +94,7 @@ def test_the_words_of_no_pattern_are_a_root_where_they_are_mentioned(pattern: Lo
 )
 def test_what_is_said_without_an_error(text: str, kind: str | None) -> None:
     found = TABLE.match(parse_line(text))
-    assert (found and found.kind) == kind
+    assert (found and found.failure) == kind
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from keepstep.core.parts.judgement import Judgement
+from keepstep.core.parts.redactor import Redactor
 from keepstep.edge.parts import traces
 from keepstep.edge.parts.probe import Targets
 from keepstep.edge.parts.recorder import record
@@ -20,6 +21,7 @@ from keepstep.model.parts import PROBES, PartHealth, PartState, ProbeAnswer
 from tests.core.parts.test_kernel_log import TABLE
 
 RECORDED = Path(__file__).with_name("recorded")
+REDACTOR = Redactor((socket.gethostname(), socket.gethostname().partition(".")[0]))
 NAMES = sorted(path.stem for path in RECORDED.glob("*.jsonl"))
 
 
@@ -57,7 +59,9 @@ def test_what_is_recorded_here_is_played_back(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     room = tmp_path / "room"
     room.mkdir(mode=0o700)
-    found = record(Targets(tmp_path / "arena", tmp_path / "disk", os.getpid()), room / "t", 2.5)
+    found = record(
+        Targets(tmp_path / "arena", tmp_path / "disk", os.getpid()), room / "t", 2.5, REDACTOR
+    )
     assert {"nic", "disk", "shm", "clock", "pressure", "kernel"} <= found.keys()
     for probe, count in found.items():
         path = room / "t" / f"{probe}.jsonl"
@@ -67,9 +71,9 @@ def test_what_is_recorded_here_is_played_back(tmp_path: Path) -> None:
     readings, blind = looks_of(room / "t", "shm")[0]
     assert blind or readings
     with pytest.raises(ConfigError, match="expected a new or empty directory"):
-        record(Targets(tmp_path, tmp_path, 1), room / "t", 0.2)
+        record(Targets(tmp_path, tmp_path, 1), room / "t", 0.2, REDACTOR)
     with pytest.raises(ConfigError, match="expected a directory to write to"):
-        record(Targets(tmp_path, tmp_path, 1), room / "t" / "nic.jsonl", 0.2)
+        record(Targets(tmp_path, tmp_path, 1), room / "t" / "nic.jsonl", 0.2, REDACTOR)
 
 
 def test_a_look_that_saw_nothing_is_played_as_one(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def _counts(pattern: LogPattern) -> tuple[bool, int]:
 
 def clause_of(pattern: LogPattern | None, table: PatternTable) -> str:
     """For the sentence about that end, or empty: what others made it say tells nothing of it."""
-    if pattern is None or pattern.role != "root" or pattern.kind == ANYTHING:
+    if pattern is None or pattern.role != "root" or pattern.failure == ANYTHING:
         return ""
-    kind: FailureClass = table.classes[pattern.kind]
+    kind: FailureClass = table.classes[pattern.failure]
     return f"; {kind.means}; cheapest: {kind.action}"

@@ -48,9 +48,10 @@ class FailureClass:
 
 @dataclass(frozen=True, slots=True)
 class LogPattern:
-    """`origin`: who prints these words. `of`: others, who says them is not to blame."""
+    """`failure`: the name of its class. `origin`: who prints these words. `of`: others, who says
+    them is not to blame."""
 
-    kind: str
+    failure: str
     role: PatternRole
     weight: int
     where: str

@@ -149,7 +149,7 @@ def _cause(seen: Sightings, attempt: _Attempt, missed: Missed | None) -> LogVerd
     if silent is not None:
         return _of_silence(seen, attempt, silent)
     has_timeout = seen.collectives.has_timeout and is_last
-    faint = [s for s in attempt.roots if not (has_timeout and s.pattern.kind in FOLLOWS)]
+    faint = [s for s in attempt.roots if not (has_timeout and s.pattern.failure in FOLLOWS)]
     if faint:
         return _of_roots(seen, attempt, faint, missed)
     if has_timeout:
@@ -167,7 +167,7 @@ def _of_roots(
 ) -> LogVerdict:
     by_class: dict[str, list[Sighting]] = defaultdict(list)
     for root in sorted(roots, key=_when):
-        by_class[root.pattern.kind].append(root)
+        by_class[root.pattern.failure].append(root)
     world = len(seen.who.known())
 
     def rank_of(group: list[Sighting]) -> tuple[int, bool, float, tuple[int, int]]:
@@ -175,7 +175,7 @@ def _of_roots(
         return (-weight, _is_everywhere(_ranks(group), world), *_when(group[0]))
 
     chosen = min(by_class.values(), key=rank_of)
-    cause = seen.table.classes[chosen[0].pattern.kind]
+    cause = seen.table.classes[chosen[0].pattern.failure]
     weight = max(s.pattern.weight for s in chosen)
     heavy = [s for s in chosen if s.pattern.weight == weight]
     ranks = _ranks(chosen)
@@ -228,7 +228,9 @@ def _of_hang(seen: Sightings, attempt: _Attempt, missed: Missed) -> LogVerdict:
     why = (
         f"{whose} {who} did not enter {collective}, and {len(missed.waiting)} waited: {missed.how}"
     )
-    first = min((s for s in attempt.cascades if s.pattern.kind == "hang"), key=_when, default=None)
+    first = min(
+        (s for s in attempt.cascades if s.pattern.failure == "hang"), key=_when, default=None
+    )
     verdict = _verdict(
         seen, attempt, seen.table.classes["hang"], why, rank=rank, first=first, missed=missed
     )
@@ -248,7 +250,7 @@ def _of_silence(seen: Sightings, attempt: _Attempt, rank: int) -> LogVerdict:
     """Where peers waited until their time ran out it hangs; else their connections broke: it is
     gone."""
     told = sorted((s for s in attempt.cascades if s.rank is not None), key=_when)
-    hangs = all(s.pattern.kind == "hang" for s in told)
+    hangs = all(s.pattern.failure == "hang" for s in told)
     kind, what = ("hang", "did not answer") if hangs else ("lost-rank", "is gone")
     why = f"every other rank says that a peer {what}, and rank {rank} says nothing"
     return _verdict(seen, attempt, seen.table.classes[kind], why, rank=rank, first=told[0])

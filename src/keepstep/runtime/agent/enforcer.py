@@ -252,7 +252,7 @@ class Enforcer:
         table = self._world.patterns
         if table is None or (pattern := pattern_of(message, table)) is None:
             return "", {}
-        return clause_of(pattern, table), {"failure_class": pattern.kind, "role": pattern.role}
+        return clause_of(pattern, table), {"failure_class": pattern.failure, "role": pattern.role}
 
     def _failure(
         self, local_rank: int, diagnosis: Diagnosis, step: int | None, report: ErrorReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keepstep.core.parts.kernel_log import KernelLog
-from keepstep.core.parts.scrub import Scrubber
+from keepstep.core.parts.redactor import Redactor
 from keepstep.model.parts import (
     ClockReading,
     KernelLine,
@@ -18,7 +18,7 @@ from tests.core.parts.test_kernel_log import TABLE, TRACES, lines_of
 
 
 @pytest.mark.parametrize(
-    ("line", "scrubbed"),
+    ("line", "redacted"),
     [
         (
             "NVRM: Xid (PCI:0000:3b:00): 31, pid=77, name=train_secret.py, Ch 00000008",
@@ -46,46 +46,46 @@ from tests.core.parts.test_kernel_log import TABLE, TRACES, lines_of
     ],
 )
 def test_what_a_line_of_the_log_tells_of_people_and_places_is_left_out(
-    line: str, scrubbed: str
+    line: str, redacted: str
 ) -> None:
-    assert Scrubber(["node17"]).text(line) == scrubbed
+    assert Redactor(["node17"]).text(line) == redacted
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace["name"])
-def test_a_judge_says_of_a_scrubbed_log_what_it_says_of_the_other(
+def test_a_judge_says_of_a_redacted_log_what_it_says_of_the_other(
     trace: dict[str, object],
 ) -> None:
     lines = lines_of(trace)
-    scrubber = Scrubber(["node17"])
-    scrubbed = [scrubber.reading("kernel", line) for line in lines]
+    redactor = Redactor(["node17"])
+    redacted = [redactor.reading("kernel", line) for line in lines]
     end_ns = lines[-1].at_ns + S_NS
     said = [
         [(part.part, part.health, part.most) for part in KernelLog(TABLE).add(each, end_ns)]
-        for each in (lines, scrubbed)
+        for each in (lines, redacted)
     ]
     assert said[0] == said[1]
 
 
 def test_devices_keep_their_usual_names_and_others_a_number() -> None:
-    scrubber = Scrubber()
+    redactor = Redactor()
 
     def name(given: str) -> str:
-        found = scrubber.reading("nic", NicReading(given, True, 0, 0, 0, 0))
+        found = redactor.reading("nic", NicReading(given, True, 0, 0, 0, 0))
         assert isinstance(found, NicReading)
         return found.name
 
     usual = ["eth0", "enp3s0f1", "ib0", "bond0", "veth0"]
     assert [name(each) for each in usual] == usual
     assert [name(each) for each in ("acme-vpn", "tap-anna", "acme-vpn")] == ["nic0", "nic1", "nic0"]
-    port = scrubber.reading("nic", PortReading("mlx5_0", 1, 4))
+    port = redactor.reading("nic", PortReading("mlx5_0", 1, 4))
     assert isinstance(port, PortReading) and port.device == "mlx5_0"
 
 
 def test_a_directory_is_called_what_it_is_for() -> None:
     place = PlaceReading("/home/anna/store", 5, "/home/anna: gone", True, 1, 2)
-    scrubbed = Scrubber().reading("disk", place)
-    assert scrubbed == PlaceReading("disk", 5, "<path>: gone", True, 1, 2)
+    redacted = Redactor().reading("disk", place)
+    assert redacted == PlaceReading("disk", 5, "<path>: gone", True, 1, 2)
     clock = ClockReading(1, 2, 3)
-    assert Scrubber().reading("clock", clock) is clock
-    line = Scrubber(["", "x"]).reading("kernel", KernelLine(1, "x marks"))
+    assert Redactor().reading("clock", clock) is clock
+    line = Redactor(["", "x"]).reading("kernel", KernelLine(1, "x marks"))
     assert line == KernelLine(1, "x marks"), "a name of one letter is no name"

@@ -1,4 +1,4 @@
-"""Scrub: a recorded look without what is nobody's business: names, addresses, places.
+"""Redactor: a recorded look without what is nobody's business: names, addresses, places.
 
 Comes in: readings as they were taken. Goes out: the same readings, in which interfaces that do not
 have one of the kernel's usual names are numbered, directories are called what they are for, and
@@ -33,7 +33,7 @@ _IN_TEXT = (
 )
 
 
-class Scrubber:
+class Redactor:
     """Of one recording: what is one thing stays one thing. names: what must not be in any text,
     such as the machine's own."""
 
