@@ -63,6 +63,12 @@ def work_of(section: str, ms: float) -> list[str]:
     return ["--compute-ms", "0", *(f"--{part}-ms={ms / len(PARTS)}" for part in PARTS)]
 
 
+def is_unknown(events: list[Event]) -> bool:
+    """Whether it was said that nobody can tell, but for the time that is needed to learn."""
+    told = [event for event in events if event.kind == "slow-unknown"]
+    return any(event.data["doubt"] != "learning" for event in told)
+
+
 def trial(
     nproc: int, section: str, factor: float, within_steps: int, seed: int, ms: float
 ) -> dict[str, Any]:
@@ -89,7 +95,7 @@ def trial(
         "after_steps": after,
         "right": bool(is_right and after is not None and 0 < after <= within_steps),
         "wrong_words": sum(event.data["rank"] != slow_rank for event in told),
-        "unknown": any(event.kind == "slow-unknown" for event in events),
+        "unknown": is_unknown(events),
     }
 
 
@@ -101,8 +107,8 @@ def clean(
     given += ["--shortest", str(SHORTEST), *(["--tells-tokens"] if tells else [])]
     events = train(nproc, given)
     told = [event.why for event in events if event.kind == "slow-rank"]
-    unknown = any(event.kind == "slow-unknown" for event in events)
-    return {"steps": steps, "tells": tells, "alarms": len(told), "why": told, "unknown": unknown}
+    found = {"steps": steps, "tells": tells, "alarms": len(told), "why": told}
+    return {**found, "unknown": is_unknown(events)}
 
 
 def marks_cost() -> dict[str, float]:

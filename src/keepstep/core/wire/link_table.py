@@ -106,8 +106,8 @@ class LinkTable:
         # another mesh says who has that number
         self._least: dict[int, tuple[int, int]] = {}
         self._addresses: dict[int, Address] = {}  # where each was last said to be
-        # lives that had a number which another machine has now: they may not have heard of it
-        self._gone: dict[int, set[int]] = {}
+        self._lives: dict[int, set[int]] = {}  # that are known to have that number
+        self._gone: dict[int, set[int]] = {}  # that had it, and may not have heard who has it now
         self._unsaid: set[int] = set()  # of whom another mesh has said nothing yet
         # what was sent last, and as bytes: the leader says the same to all
         self._encoded: tuple[KeeperMessage | None, bytes] = None, b""
@@ -163,10 +163,12 @@ class LinkTable:
         known = self._addresses.get(node)
         self._addresses[node] = address
         has_moved = known not in (None, address)
-        gone = self._gone.setdefault(node, set())
+        gone, lives = self._gone.setdefault(node, set()), self._lives.setdefault(node, set())
         if has_moved:
-            gone.add(self._least_of(node)[0])
+            gone |= lives
+            lives.clear()
         gone.discard(incarnation)
+        lives.add(incarnation)
         # Whoever asks for the link knows who has that number now. Whose clock says that it began
         # before would be refused for ever, by incarnations alone.
         is_another = incarnation < self._least_of(node)[0] and (has_moved or node in self._unsaid)
@@ -452,6 +454,7 @@ class LinkTable:
                     link.id = met.dial.link
                     link.peer = peer
                     self._least[peer.node] = (peer.incarnation, met.dial.link)
+                    self._lives[peer.node].add(peer.incarnation)
                     return link
             why = f"replaced by a new link with incarnation {peer.incarnation} of node {peer.node}"
             self._end(link, Ended(why, tell=True, is_loss=True))

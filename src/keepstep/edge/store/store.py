@@ -518,7 +518,7 @@ class Store:
         """What was not published, of which files are left, and was begun before that one. Raises
         StoreError."""
         older = (name for name in sorted(self._names()) if name.is_older(before))
-        left = (name for name in older if not self.exists(name))
+        left = (name for name in older if not self._is_published(name))
         # where a tombstone has to stay it is all that is left
         return [name for name in left if self._local or self._sizes(name).keys() - {MANIFEST}]
 

@@ -40,7 +40,7 @@ from keepstep.core.detection.slowed_part import slowed_cpu, slowed_gpu, throttle
 from keepstep.core.detection.stragglers import BLOCK_STEPS, common_timing, judge_of
 from keepstep.core.economics.swap_price import ASSUMED, SwapPrice
 from keepstep.edge.shm.step_work_page import StepWorkReader, work_path
-from keepstep.model.events import DEBUG, INFO, WARNING
+from keepstep.model.events import DEBUG, WARNING
 from keepstep.model.node_steps import NamedSlow
 from keepstep.model.parts import PartHealth
 from keepstep.model.step_work import (
@@ -212,7 +212,7 @@ class SlowRanks:
         self._pids = dict(pids)
         self._hindrance = {rank: self._probes.hindrance(pid) for rank, pid in pids.items()}
         if pids:
-            self._doubt("learning", of_learning(BLOCK_STEPS), DEBUG)
+            self._doubt("learning", of_learning(BLOCK_STEPS))
 
     def forget(self, rank: int) -> None:
         """It has ended."""
@@ -314,7 +314,7 @@ class SlowRanks:
         for rank in list(newest):
             self._end_spell(rank, "its steps are done again from a restored state")
         self._is_known("noise", "steps are done again from a restored state, and judged anew")
-        self._doubt("learning", of_learning(BLOCK_STEPS), DEBUG)
+        self._doubt("learning", of_learning(BLOCK_STEPS))
         self._life = None
         epochs = {work.epoch for work in newest.values()}
         if len(epochs) > 1:
@@ -370,7 +370,7 @@ class SlowRanks:
             self._hear_leader(life, life.across, now_step)
         knows_all = life.across is None or life.across.has_learnt
         if life.blocks > LEARNT_BLOCKS and knows_all:
-            self._is_known("learning", "enough is known of what steps usually take", DEBUG)
+            self._is_known("learning", "enough is known of what steps usually take")
 
     # -- telling
 
@@ -449,16 +449,22 @@ class SlowRanks:
         elif across.is_compared:
             self._is_known("nodes", "this node's ranks are compared with those of all other nodes")
 
-    def _doubt(self, doubt: Doubt, why: str, level: int = INFO) -> None:
+    def _doubt(self, doubt: Doubt, why: str) -> None:
         """Once: its numbers change, and that is no news."""
         if doubt not in self._doubts:
             self._doubts[doubt] = why
-            self._journal.record("slow-unknown", why, level, doubt=doubt)
+            if doubt == "learning":  # so it is after each start: no news for the log
+                self._journal.record("slow-unknown", why, DEBUG, doubt=doubt)
+            else:
+                self._journal.record("slow-unknown", why, doubt=doubt)
 
-    def _is_known(self, doubt: Doubt, why: str, level: int = INFO) -> None:
+    def _is_known(self, doubt: Doubt, why: str) -> None:
         """That doubt is over, if it was told."""
         if self._doubts.pop(doubt, ""):
-            self._journal.record("slow-known", why, level, doubt=doubt)
+            if doubt == "learning":  # so it is after each start: no news for the log
+                self._journal.record("slow-known", why, DEBUG, doubt=doubt)
+            else:
+                self._journal.record("slow-known", why, doubt=doubt)
 
     def _tell(self, life: _Life, slow: Slow, now_step: int) -> None:
         is_here = slow.rank in life.judge.slow  # a whole node that is slow has no measure on it
