@@ -21,8 +21,9 @@ from pathlib import Path
 
 import harness  # beside this file: it is started as a script
 
+from keepstep.edge.os.own_modules import module_words
 from keepstep.edge.parts.probe import Targets
-from keepstep.edge.parts.prober import targets_to_text
+from keepstep.edge.parts.prober import cursors_to_text, targets_to_text
 from keepstep.edge.parts.prober_process import MODULE
 from keepstep.model.parts import BEAT, answer_from_line
 from keepstep.model.units import MS_NS
@@ -44,7 +45,8 @@ def main() -> None:
     watch = harness.watch()
     with tempfile.TemporaryDirectory() as disk:
         targets = Targets(Path("/dev/shm"), Path(disk), os.getpid())
-        command = [sys.executable, "-m", MODULE, targets_to_text(targets)]
+        given = targets_to_text(targets), cursors_to_text({})
+        command = [sys.executable, *module_words(MODULE, *given)]
         prober = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert prober.stdin is not None and prober.stdout is not None
         time.sleep(STARTED_S)
