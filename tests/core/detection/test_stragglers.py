@@ -526,6 +526,28 @@ def test_a_pass_that_is_a_small_part_of_the_step_alarms_nobody() -> None:
     assert told_of(run, 1500) == []
 
 
+def test_what_moves_from_one_pass_to_the_other_costs_nothing_and_is_not_told() -> None:
+    """As with activations that are computed again from some step on."""
+    judge, found = Stragglers(), []
+    for end, blocks in Steps(2, 1).blocks(800):
+        moved = {**blocks, 1: with_moved_passes(blocks[1])} if end > ONSET else blocks
+        found += judge.add(moved, end)
+    assert found == []
+
+
+def with_moved_passes(block: WorkBlock) -> WorkBlock:
+    """Half of the forward pass is in the backward pass instead."""
+
+    def moved(times_ns: tuple[int, ...]) -> tuple[int, ...]:
+        half = times_ns[FORWARD] // 2
+        by_section = dict(enumerate(times_ns))
+        by_section[FORWARD] -= half
+        by_section[BACKWARD] += half
+        return tuple(by_section.values())
+
+    return block._replace(own_ns=moved(block.own_ns), cpu_ns=moved(block.cpu_ns))
+
+
 def test_where_some_rank_shows_no_passes_the_body_is_named() -> None:
     """As the other one calls what it protects, and it does not."""
     judge, found = Stragglers(), []

@@ -374,6 +374,8 @@ class Stragglers:
             is_own = False
             excess = log(median(map(all_own_ns, now)) / median(map(all_own_ns, before)))
         slow = self._described(rank, name, now, before, rise.onset_step, excess, is_own=is_own)
+        if slow.excess_ns < LEAST_EXCESS_NS:
+            return None  # all sections together cost nothing: there is no price to tell
         if is_own and rank in self._spells and excess < SHARED_EXCESS:
             return None
         return slow if is_own or slow.cause in HINDERED else None

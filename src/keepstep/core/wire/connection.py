@@ -85,7 +85,7 @@ from keepstep.model.wire import (
     WireEvent,
 )
 
-VERSION = 5
+VERSION = 6
 MAGIC = b"KEEPWIRE"
 NONCE_BYTES = 32
 MIN_SECRET_BYTES = 16
