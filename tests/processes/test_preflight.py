@@ -135,6 +135,16 @@ def test_a_machine_alone_names_what_needs_no_fleet(
     assert alone(tmp_path, "--only", f"{check},memory-speed").returncode == 0
 
 
+def test_what_is_slow_is_looked_at_again_and_named_if_it_still_is(tmp_path: Path) -> None:
+    limited = ("--only", "disk", "--floor", "disk-sync=4e8")
+    done = alone(tmp_path, *limited, plant="disk-once")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "was-slow").exists()
+    done = alone(tmp_path, *limited, plant="disk")
+    assert done.returncode == 1 and "bad      disk: disk-sync is" in done.stdout
+    assert "the floor is 400.0 ms; measured twice" in " ".join(done.stdout.split())
+
+
 def test_a_short_time_is_spent_on_what_found_something(tmp_path: Path) -> None:
     for _ in range(2):
         alone(tmp_path, "--only", "disk,memory-speed", "--floor", "disk-sync=0")

@@ -73,6 +73,16 @@ def sync_slowly() -> None:
     os.fsync = slow
 
 
+def sync_slowly_once() -> None:
+    """In the first process that looks."""
+    from pathlib import Path
+
+    mark = Path(os.environ["KEEPSTEP_STATE_DIR"]) / "was-slow"
+    if not mark.exists():
+        mark.touch()
+        sync_slowly()
+
+
 def change_the_last_bit() -> None:
     import torch
 
@@ -93,6 +103,7 @@ PLANTS = {
     "memory-speed": ("memory-speed", be_slow_memory),
     "products": ("products", give_another_product),
     "disk": ("disk", sync_slowly),
+    "disk-once": ("disk", sync_slowly_once),
     "loss": ("training", change_the_last_bit),
 }
 

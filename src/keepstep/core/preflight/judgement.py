@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from keepstep.core.preflight.agreement import dissent
 from keepstep.core.preflight.catalogue import (
     BY_CHECK,
-    CHECK_OF,
     CLOCK_OFFSET,
     CLOCKS,
     LINK_SPEED,
@@ -26,11 +25,11 @@ from keepstep.core.preflight.catalogue import (
     STATIC,
     Quantity,
     in_words,
-    is_below_floor,
 )
 from keepstep.core.preflight.clock_gaps import FleetClocks, judge_clocks
 from keepstep.core.preflight.links import FaultSide, LinkFault, faults, suspect
-from keepstep.core.preflight.outliers import FEWEST_NODES, middle_of, outliers
+from keepstep.core.preflight.outliers import FEWEST_NODES, middle_of
+from keepstep.core.preflight.slow_figures import samples_of, slow_figures
 from keepstep.model.messages.preflight import CheckOutcome, CheckReading, LinkReading
 from keepstep.model.units import counted, first_names
 
@@ -43,7 +42,8 @@ SHARED_RATIO = 0.3  # more nodes than this do not break by themselves
 class FleetEvidence:
     """hosts: by node. machines: which machine each node is on. planned: the checks that all were
     to run. readings: of each node that gave any. silent: nodes that did not answer, and why.
-    confirming: one series of links after the other. quantities: with their floors."""
+    confirming: one series of links after the other. quantities: with their floors. looked_twice:
+    the nodes and checks that had a second look; the readings are of both."""
 
     hosts: Mapping[int, str]
     machines: Mapping[int, str]
@@ -54,6 +54,7 @@ class FleetEvidence:
     silent: Mapping[int, str] = field(default_factory=dict)
     links: tuple[LinkReading, ...] = ()
     confirming: tuple[tuple[LinkReading, ...], ...] = ()
+    looked_twice: frozenset[tuple[int, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,29 +143,10 @@ def _silent(evidence: FleetEvidence) -> Iterator[PreflightFinding]:
 
 
 def _slow(evidence: FleetEvidence) -> Iterator[PreflightFinding]:
-    shared = Counter(evidence.machines.values())
-    for name, quantity in evidence.quantities.items():
-        by_node = _samples(evidence, name)
-        check = CHECK_OF[name].name
-        below = [
-            node for node, values in by_node.items() if is_below_floor(quantity, middle_of(values))
-        ]
-        for node in below:
-            value = in_words(quantity.measure, middle_of(by_node[node]))
-            floor = in_words(quantity.measure, quantity.floor)
-            yield _finding(check, (node,), f"{name} is {value}, the floor is {floor}")
-        if quantity.is_shared:
-            alone = {n for n in by_node if shared[evidence.machines.get(n, "")] == 1}
-            by_node = {node: by_node[node] for node in alone}
-        for slow in outliers(by_node, quantity):
-            if slow.node not in below:
-                yield _finding(
-                    check,
-                    (slow.node,),
-                    f"{name} is {in_words(quantity.measure, slow.value)}, "
-                    f"{in_words(quantity.measure, slow.others)} on the others: {slow.ratio:.2f} "
-                    f"times as fast, at least {slow.least_ratio:.2f} passes",
-                )
+    for slow in slow_figures(evidence.readings, evidence.machines, evidence.quantities):
+        twice = (slow.node, slow.check) in evidence.looked_twice
+        found = f"{slow.found}; measured twice" if twice else slow.found
+        yield _finding(slow.check, (slow.node,), found)
 
 
 def _different(evidence: FleetEvidence) -> Iterator[PreflightFinding]:
@@ -296,7 +278,7 @@ def _figures(evidence: FleetEvidence) -> dict[str, dict[int, int]]:
     found = {
         name: {node: middle_of(values) for node, values in sorted(samples.items())}
         for name in evidence.quantities
-        if (samples := _samples(evidence, name))
+        if (samples := samples_of(evidence.readings, name))
     }
     for name in (LINK_SPEED.name, ROUND_TRIP.name):
         by_node: dict[int, list[int]] = defaultdict(list)
@@ -311,16 +293,6 @@ def _figures(evidence: FleetEvidence) -> dict[str, dict[int, int]]:
     if (clocks := _fleet_clocks(evidence)) is not None and clocks.gaps:
         found[CLOCK_OFFSET.name] = {n: abs(gap.ahead_ns) for n, gap in clocks.gaps.items()}
     return found
-
-
-def _samples(evidence: FleetEvidence, quantity: str) -> dict[int, tuple[int, ...]]:
-    return {
-        node: samples.values
-        for node, readings in evidence.readings.items()
-        for reading in readings
-        for samples in reading.samples
-        if samples.quantity == quantity and samples.values
-    }
 
 
 def _notes(evidence: FleetEvidence, findings: list[PreflightFinding]) -> tuple[str, ...]:

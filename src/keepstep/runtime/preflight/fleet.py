@@ -4,8 +4,8 @@ Comes in: a request, what earlier preflights brought, a way to meet the others. 
 the same on every node, which `core/preflight/judgement.py` judges.
 
     all take seats -> node 0 plans -> each checks itself (nodes of one machine take turns where
-    figures count) -> pairs measure their links and read each other's clocks, suspects again with
-    good partners -> the ring
+    figures count) -> who was slow checks that once more -> pairs measure their links and read each
+    other's clocks, suspects again with good partners -> the ring
 
 Nobody waits without end. A node that says nothing in time is silent: node 0 says so, all go on
 without it, and it is no `ok`.
@@ -26,6 +26,7 @@ from keepstep.core.preflight.history import changed_losses
 from keepstep.core.preflight.judgement import FleetEvidence
 from keepstep.core.preflight.links import suspect
 from keepstep.core.preflight.schedule import all_pairs, confirming
+from keepstep.core.preflight.slow_figures import both_looks, second_looks
 from keepstep.edge.net.tcp import interface_of
 from keepstep.edge.preflight.link_probe import ProbeEffort
 from keepstep.errors import MeetingError
@@ -72,6 +73,12 @@ def check_alone(
     until_s = _until_s(request)
     local = [check for check in checks if check.name != catalogue.RING]
     readings = [*_own(request, plan), *check_self(local, request, environ, told, until_s)]
+    quantities, machines = with_floors(request.floors), {0: request.host}
+    first = {0: against_past(readings, history)}
+    wanted = second_looks(first, machines, quantities).get(0, frozenset())
+    again = _look_again(local, wanted, request, environ, told, until_s)
+    by_node, twice = both_looks(first, {0: against_past(again, history)}, quantities)
+    readings = list(by_node[0])
     if catalogue.RING in plan.checks and until_s is not None and time.monotonic() > until_s:
         readings.append(not_begun(catalogue.RING))
     elif catalogue.RING in plan.checks:
@@ -79,11 +86,12 @@ def check_alone(
         readings.append(_ring_of_one(request, environ))
     return FleetEvidence(
         hosts={0: request.host},
-        machines={0: request.host},
+        machines=machines,
         planned=plan.checks,
         skipped=plan.skipped,
-        quantities=with_floors(request.floors),
-        readings={0: against_past(readings, history)},
+        quantities=quantities,
+        readings={0: tuple(readings)},
+        looked_twice=twice,
     )
 
 
@@ -103,6 +111,21 @@ def check_self(
     else:
         skipped = []
     return [*run_checks(local, request.efforts, environ, told, until_s), *skipped]
+
+
+def _look_again(
+    checks: list[PreflightCheck],
+    wanted: frozenset[str],
+    request: PreflightRequest,
+    environ: Mapping[str, str],
+    told: Told,
+    until_s: float | None,
+) -> list[CheckReading]:
+    """At what was slow."""
+    slow = [check for check in checks if check.name in wanted]
+    if slow:
+        told("once more, for it was slow")
+    return check_self(slow, request, environ, told, until_s) if slow else []
 
 
 def _until_s(request: PreflightRequest) -> float | None:
@@ -167,6 +190,7 @@ class FleetPart:
         self._silent: dict[int, str] = {}
         machines = Counter(seat.machine for seat in seats.seats)
         self._turns = max(machines.values())
+        self._until_s: float | None = None
 
     def run(self) -> FleetEvidence:
         """All of it. Raises MeetingError when node 0 is not heard of any more, or the meeting point
@@ -174,8 +198,10 @@ class FleetPart:
         plan = self._hear_plan()
         checks = planned_checks(self._request, plan)
         patience_s = AT_LEAST_S + 4 * self._turns * sum(check.expects_s for check in checks)
+        self._until_s = _until_s(self._request) if self._turns == 1 else None
         readings = self._check_self(plan, checks, patience_s)
         by_node = self._collect("local", readings, patience_s)
+        by_node, twice = self._look_again(by_node, checks, patience_s)
         first: tuple[LinkReading, ...] = ()
         confirmed: list[tuple[LinkReading, ...]] = []
         by_pairs = [name for name in (catalogue.CLOCKS, catalogue.NETWORK) if name in plan.checks]
@@ -189,7 +215,7 @@ class FleetPart:
                 by_node[node] = (*by_node.get(node, ()), *more)
         return FleetEvidence(
             hosts={node: seat.host for node, seat in enumerate(self._seats.seats)},
-            machines={node: seat.machine for node, seat in enumerate(self._seats.seats)},
+            machines=self._machines(),
             planned=plan.checks,
             skipped=plan.skipped,
             quantities=with_floors(self._request.floors),
@@ -197,6 +223,7 @@ class FleetPart:
             silent=dict(self._silent),
             links=first,
             confirming=tuple(confirmed),
+            looked_twice=twice,
         )
 
     def leave(self, is_host: bool) -> None:
@@ -228,7 +255,7 @@ class FleetPart:
             request=self._request,
             environ=self._environ,
             told=self._told,
-            until_s=_until_s(self._request) if self._turns == 1 else None,
+            until_s=self._until_s,
         )
         beside = self._of_this_machine()
         readings = [*_own(self._request, plan), *run([c for c in checks if not c.is_alone])]
@@ -243,9 +270,36 @@ class FleetPart:
             self._meeting.say(f"turn/{self._node}", NodeReady(self._node))
         return list(against_past(readings, self._history))
 
+    def _look_again(
+        self,
+        first: dict[int, tuple[CheckReading, ...]],
+        checks: list[PreflightCheck],
+        patience_s: float,
+    ) -> tuple[dict[int, tuple[CheckReading, ...]], frozenset[tuple[int, str]]]:
+        """At what was slow, in turns as before. All know of everybody whether there is such."""
+        quantities = with_floors(self._request.floors)
+        wanted = second_looks(first, self._machines(), quantities)
+        if not wanted:
+            return first, frozenset()
+        again: list[CheckReading] = []
+        if self._node in wanted:
+            before = {n: f"again/turn/{n}" for n in self._of_this_machine() if n < self._node}
+            before = {node: name for node, name in before.items() if node in wanted}
+            hear_living(self._meeting, self._seats, before, NodeReady, patience_s)
+            mine = wanted[self._node]
+            again = _look_again(
+                checks, mine, self._request, self._environ, self._told, self._until_s
+            )
+            self._meeting.say(f"again/turn/{self._node}", NodeReady(self._node))
+        more = self._collect("again", list(against_past(again, self._history)), patience_s)
+        return both_looks(first, more, quantities)
+
+    def _machines(self) -> dict[int, str]:
+        return {node: seat.machine for node, seat in enumerate(self._seats.seats)}
+
     def _of_this_machine(self) -> list[int]:
-        mine = self._seats.seats[self._node].machine
-        return [node for node, seat in enumerate(self._seats.seats) if seat.machine == mine]
+        machines = self._machines()
+        return [node for node, each in machines.items() if each == machines[self._node]]
 
     def _collect(
         self, phase: str, mine: list[CheckReading], within_s: float
