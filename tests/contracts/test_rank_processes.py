@@ -10,10 +10,9 @@ from typing import Protocol, cast
 
 import pytest
 
-from keepstep.edge.net.agents import AGENT_SOCKET
 from keepstep.edge.os.threads import LoopExecutor
 from keepstep.edge.torch.ranks import TorchRankProcesses
-from keepstep.model.launch import ErrorReport, Launch, RankAssignment, RankEnd
+from keepstep.model.launch import RANK_OF, ErrorReport, Launch, RankAssignment, RankEnd
 from keepstep.model.units import MS_NS
 from keepstep.ports import RankProcesses
 from keepstep.sim.protocol.job.processes import SimRankProcesses
@@ -72,7 +71,7 @@ class RealNode(PatientLoop):
         program.write_text(PROGRAM)
         command = (sys.executable, str(program), str(tmp_path))
         environ = {
-            AGENT_SOCKET: str(tmp_path / "agent.sock"),
+            RANK_OF: str(tmp_path),
             "KEEPSTEP_AGENT": str(self.agent_pid),
         }
         self.processes: RankProcesses = TorchRankProcesses(

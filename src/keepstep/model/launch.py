@@ -12,6 +12,7 @@ from dataclasses import dataclass
 # which is the same after a restart; the option `prebuild`.
 PREBUILD = "KEEPSTEP_PREBUILD"
 AGENT_SOCKET = "KEEPSTEP_AGENT_SOCKET"
+RANK_OF = "KEEPSTEP_RANK_OF"  # the directory of the job whose rank a process is, or has forked
 REJOIN = "KEEPSTEP_REJOIN"
 RUN = "KEEPSTEP_RUN"
 DEFAULT_ROLE = "default"
@@ -107,13 +108,15 @@ class ErrorReport:
     """What a rank leaves behind when its program fails. `message` is the error's type and message,
     `place` where in the program it was raised, `path` the file that says more; all empty when it
     left nothing. `is_refusal`: it is an error of keepstep's that lasts until a person changes
-    something; `is_stop`: one with which the job is to end, for a person to decide."""
+    something; `is_stop`: one with which the job is to end, for a person to decide. `writer`: the
+    process that wrote it, where it was keepstep's own words; else 0."""
 
     message: str = ""
     place: str = ""
     path: str = ""
     is_refusal: bool = False
     is_stop: bool = False
+    writer: int = 0
 
 
 @dataclass(frozen=True, slots=True)

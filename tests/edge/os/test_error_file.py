@@ -3,13 +3,21 @@ it."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from keepstep import errors
-from keepstep.edge.os.error_file import VARIABLE, read_error_file, write_error_file
+from keepstep.edge.os.error_file import (
+    VARIABLE,
+    last_words,
+    read_error_file,
+    write_error_file,
+)
 from keepstep.model.launch import ErrorReport
 
 
@@ -95,3 +103,51 @@ def test_what_ends_the_job_for_a_person_to_decide_is_known_as_that(
     path = tmp_path / "error.json"
     write_error_file(kind("silent corruption"), {VARIABLE: str(path)})
     assert read_error_file(str(path)).is_stop == is_stop
+
+
+WRITE = """
+import os, subprocess, sys
+from keepstep import errors
+from keepstep.edge.os.error_file import write_error_file
+if sys.argv[1:]:
+    subprocess.run([sys.executable, "-c", sys.argv[1], *sys.argv[2:]], check=True)
+kind = errors.WrongNumbersError if sys.argv[2:] or not sys.argv[1:] else errors.StoppedError
+write_error_file(kind("of " + ("a child" if not sys.argv[1:] else "the rank")), os.environ)
+"""
+
+
+def write(path: Path, *words: str) -> int:
+    """As a rank, which leads its session; with words it first starts a child that writes, too."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITE, *words],
+        env={**os.environ, VARIABLE: str(path)},
+        start_new_session=True,
+    )
+    assert process.wait() == 0
+    return process.pid
+
+
+def test_words_of_what_a_rank_has_started_do_not_end_the_job_of_a_killed_rank(
+    tmp_path: Path,
+) -> None:
+    """An evaluation that stops itself is no word of the rank's."""
+    path = tmp_path / "error.json"
+    child = write(path)
+    assert last_words(str(path), child, -9).is_stop, "its own words count however it ends"
+    words = last_words(str(path), child + 1, -9)
+    assert words.message.startswith("WrongNumbersError: of a child") and not words.is_stop
+    assert last_words(str(path), child + 1, 1).is_stop, "a shell is the rank of what it starts"
+
+
+def test_a_ranks_own_words_take_the_place_of_those_of_what_it_has_started(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    rank = write(path, WRITE)
+    words = last_words(str(path), rank, 1)
+    assert words.message.startswith("StoppedError: of the rank") and words.writer == rank
+
+
+def test_what_torch_has_written_for_a_rank_stays(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_text('{"message": {"message": "ValueError: torch", "extraInfo": {}}}')
+    write(path, WRITE)
+    assert read_error_file(str(path)).message == "ValueError: torch"

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.model.launch import Predecessor
+from keepstep.model.launch import RUN, Predecessor
 from keepstep.model.units import MS_NS
 from keepstep.runtime.agent.supervisor import (
     PREDECESSOR,
     REPORT,
     SIGNALS,
     SUPERVISOR,
+    TOLD_BY_AN_AGENT,
     AgentReport,
     _Supervisor,
     predecessor_of,
@@ -99,6 +100,17 @@ if lives_before < 2:
     code, (first, second, third) = run(tmp_path, program)
     told = Predecessor((int(first[3]), int(second[3])), 7)
     assert code == 0 and predecessor_of({PREDECESSOR: third[0]}) == told
+
+
+def test_an_agent_hears_nothing_of_what_another_one_told_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank, or what it has started, starts another run."""
+    for name in TOLD_BY_AN_AGENT:
+        monkeypatch.setenv(name, "7:7:7")
+    names = sorted(TOLD_BY_AN_AGENT - {SUPERVISOR, RUN, REPORT})
+    code, _ = run(tmp_path, f"report.say_last_word(len(set({names!r}) & os.environ.keys()))")
+    assert code == 0
 
 
 def test_the_first_agent_follows_nobody() -> None:

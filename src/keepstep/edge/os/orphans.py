@@ -1,4 +1,12 @@
-"""Orphans: processes of an agent that was killed, ended by the one that follows it."""
+"""Orphans: processes of an agent that was killed, ended by the one that follows it.
+
+Whom a mark in the environment tells of is seen in `/proc`, as it was when that process was started:
+forks of a rank have its mark, and so has what a program starts before it protects anything. What it
+starts later has not (`forget_rank_mark`): a command that a rank launched is a run of its own.
+
+Invariant: another user's processes, those above this one, and those that see another `/dev/shm` are
+never ended, whatever stands in their environment.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +14,29 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
+from keepstep.model.launch import RANK_OF
 from keepstep.model.units import MS_NS, S_NS
 
 END_WITHIN_NS = 10 * S_NS
 PROC = Path("/proc")
 
 
-def end_orphans(marks: Mapping[str, str]) -> list[int]:
+def forget_rank_mark(environ: MutableMapping[str, str]) -> None:
+    """In a rank, for what it starts from now on."""
+    environ.pop(RANK_OF, None)
+
+
+def end_orphans(marks: Mapping[str, str], place: Path | None = None) -> list[int]:
     """SIGKILL to every process of this user that was started with these variables in its
-    environment, and to what it has started meanwhile; those that were ended, once they are gone."""
+    environment, and to what it has started meanwhile; those that were ended, once they are gone.
+    place: a directory; only who finds the same one under that path is meant."""
     ended: list[int] = []
     deadline_ns = time.monotonic_ns() + END_WITHIN_NS
-    while found := _marked(marks):
+    while found := _marked(marks, place):
         for pid in found:
             if _end(pid):
                 ended.append(pid)
@@ -30,9 +45,49 @@ def end_orphans(marks: Mapping[str, str]) -> list[int]:
     return sorted(set(ended))
 
 
-def _marked(marks: Mapping[str, str]) -> list[int]:
+def _marked(marks: Mapping[str, str], place: Path | None) -> list[int]:
     wanted = {f"{name}={value}".encode() for name, value in marks.items()}
-    return [pid for pid in _pids() if pid != os.getpid() and wanted <= _environ(pid)]
+    spared = _with_ancestors(os.getpid())
+    return [
+        pid
+        for pid in _pids()
+        if pid not in spared and _is_ours(pid) and wanted <= _environ(pid) and _sees(pid, place)
+    ]
+
+
+def _with_ancestors(pid: int) -> set[int]:
+    found = {pid}
+    while pid := _parent(pid):
+        found.add(pid)
+    return found
+
+
+def _parent(pid: int) -> int:
+    """0: it has none, or is over."""
+    try:
+        stat = (PROC / str(pid) / "stat").read_text(errors="replace")
+        return int(stat.rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _is_ours(pid: int) -> bool:
+    """Root reads everybody's environment."""
+    try:
+        return (PROC / str(pid)).stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _sees(pid: int, place: Path | None) -> bool:
+    """In another mount namespace the same path may be another directory: another job's."""
+    if place is None:
+        return True
+    theirs = PROC / str(pid) / "root" / place.relative_to("/")
+    try:
+        return os.path.samestat(theirs.stat(), place.stat())
+    except OSError:
+        return False
 
 
 def _pids() -> list[int]:

@@ -20,12 +20,12 @@ from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.os.own_file import append_to_own
 from keepstep.edge.os.own_modules import module_words
 from keepstep.errors import KeeperError
-from keepstep.model.launch import AGENT_SOCKET
+from keepstep.model.launch import AGENT_SOCKET, RANK_OF
 from keepstep.ports import MessageCodec
 
 RAY_MARK = "KEEPSTEP_RAY_AGENT"  # in the environment of what a Ray actor has started
 # By which an agent's processes are found.
-RANK_MARKS = ("KEEPSTEP_AGENT", AGENT_SOCKET, RAY_MARK)
+RANK_MARKS = ("KEEPSTEP_AGENT", AGENT_SOCKET, RANK_OF, RAY_MARK)
 
 KEEPER_MODULE = "keepstep.runtime.keeper.process"  # stands on a keeper's command line
 _LAUNCH = (

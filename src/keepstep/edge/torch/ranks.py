@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.distributed.elastic.multiprocessing import (
@@ -28,14 +29,14 @@ from torch.distributed.elastic.multiprocessing import (
 from torch.distributed.elastic.multiprocessing.api import LogsDest, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from keepstep.edge.os.error_file import read_error_file
+from keepstep.edge.os.error_file import last_words, read_error_file
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.orphans import end_orphans
 from keepstep.edge.os.own_modules import module_words
 from keepstep.edge.os.rank_ends import EndWatch
 from keepstep.errors import ConfigError, KeeperError
 from keepstep.model.device import STAYING, UNTESTED_NCCL
-from keepstep.model.launch import AGENT_SOCKET, DEFAULT_ROLE, Launch, RankAssignment, RankEnd
+from keepstep.model.launch import DEFAULT_ROLE, RANK_OF, Launch, RankAssignment, RankEnd
 from keepstep.ports import Executor
 
 # It warns that signals are not handled (we do) and that processes are being closed (they are dead).
@@ -298,7 +299,7 @@ class TorchRankProcesses:
         self._ends.drop(rank)
         process = self._processes[rank]
         code = process.context.subprocess_handlers[process.number].proc.wait()
-        return RankEnd(rank, pid, code, read_error_file(process.error_file))
+        return RankEnd(rank, pid, code, last_words(process.error_file, pid, code))
 
     def signal(self, signum: int) -> None:
         """Ranks are in sessions of their own, so the terminal's Ctrl-C does not reach them."""
@@ -311,9 +312,11 @@ class TorchRankProcesses:
                 os.killpg(self._living[rank], signal.SIGKILL)
 
     def end_orphans(self, agent_pids: Sequence[int], then: Callable[[list[int]], None]) -> None:
-        socket = self._environ[AGENT_SOCKET]
-        marks = [{"KEEPSTEP_AGENT": str(pid), AGENT_SOCKET: socket} for pid in agent_pids]
-        self._executor.submit(lambda: [pid for each in marks for pid in end_orphans(each)], then)
+        place = self._environ[RANK_OF]
+        marks = [{"KEEPSTEP_AGENT": str(pid), RANK_OF: place} for pid in agent_pids]
+        self._executor.submit(
+            lambda: [pid for each in marks for pid in end_orphans(each, Path(place))], then
+        )
 
     def summary(self, ends: Sequence[tuple[int, int]]) -> str:
         failures = {}

@@ -55,7 +55,7 @@ from keepstep.edge.torch.tcp_store import open_embedded
 from keepstep.errors import ConfigError, IdentityError, KeepstepError
 from keepstep.model.events import WARNING
 from keepstep.model.hosts import first_host
-from keepstep.model.launch import AGENT_SOCKET, Launch
+from keepstep.model.launch import AGENT_SOCKET, RANK_OF, Launch
 from keepstep.model.topology import Auto, parse_policy, topology
 from keepstep.ports import Hearer, Journal, NodeProvider, OpenKV
 from keepstep.runtime.agent.agent import SOCKET, Agent
@@ -107,6 +107,7 @@ def supervise(
         **replace(config, job=settings.job).to_env(),
         **handed_down,
         AGENT_SOCKET: str(settings.job_dir / SOCKET),
+        RANK_OF: str(settings.job_dir),
     }
     with ExitStack() as undo:
         return _run(launch, settings, environ, rank_environ, serve_dashboard, undo)
@@ -140,7 +141,7 @@ def _end_left_ranks(settings: Settings) -> None:
     """When the supervisor of a run is killed with its agent, the ranks train on. Whoever starts the
     same command again wants this run: two lives of a rank must not be, and the others' keepers
     would meet anew over ranks that train. What they had done lies in memory."""
-    ended = end_orphans({AGENT_SOCKET: str(settings.job_dir / SOCKET)})
+    ended = end_orphans({RANK_OF: str(settings.job_dir)}, settings.job_dir)
     if not ended:
         return
     with closing(FileJournal(settings.journal_path, "agent")) as journal:

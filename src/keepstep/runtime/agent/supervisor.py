@@ -40,7 +40,7 @@ from keepstep.core.recovery.supervision import (
 from keepstep.edge.os.orphans import end_orphans
 from keepstep.edge.os.own_modules import module_words
 from keepstep.edge.probes.process import read_process
-from keepstep.model.launch import RUN, Predecessor
+from keepstep.model.launch import AGENT_SOCKET, RANK_OF, REJOIN, RUN, Predecessor
 from keepstep.model.units import MS_NS, S_NS
 
 # In the environment of an agent: its supervisor's process; the agents before it, as processes and
@@ -48,6 +48,21 @@ from keepstep.model.units import MS_NS, S_NS
 SUPERVISOR = "KEEPSTEP_SUPERVISOR"
 PREDECESSOR = "KEEPSTEP_PREDECESSOR"
 REPORT = "KEEPSTEP_AGENT_REPORT"
+# What an agent tells its ranks, and these whatever they start: a run that a rank has started, of
+# its next job for one, is no part of this one.
+TOLD_BY_AN_AGENT = frozenset(
+    (
+        "KEEPSTEP_AGENT",
+        "KEEPSTEP_ATTEMPT",
+        AGENT_SOCKET,
+        PREDECESSOR,
+        RANK_OF,
+        REJOIN,
+        REPORT,
+        RUN,
+        SUPERVISOR,
+    )
+)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1
 # The report: the newest attempt that the agent takes part in, -1 for none; behind it the code with
@@ -67,8 +82,9 @@ def keep_agent(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 class _Supervisor:
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         self._command = [sys.executable, *module_words("keepstep.cli.main", *arguments)]
-        run = secrets.token_hex(8)
-        self._environ = {**environ, SUPERVISOR: str(os.getpid()), RUN: run}
+        self._run = secrets.token_hex(8)
+        own = {name: value for name, value in environ.items() if name not in TOLD_BY_AN_AGENT}
+        self._environ = {**own, SUPERVISOR: str(os.getpid()), RUN: self._run}
         self._supervision = Supervision()
         self._agent: subprocess.Popen[bytes] | None = None
         self._signalled: int | None = None  # the first signal that was forwarded
@@ -138,7 +154,7 @@ class _Supervisor:
         """Nobody would watch them, and they would wait for each other for ever."""
         for pid in agent_pids:
             if not Path(f"/proc/{pid}").exists():  # nobody has its number by now
-                end_orphans({"KEEPSTEP_AGENT": str(pid)})
+                end_orphans({"KEEPSTEP_AGENT": str(pid), RUN: self._run})
 
     def _forward(self, signum: int, _: Any) -> None:
         if self._signalled is None:

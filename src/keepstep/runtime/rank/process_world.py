@@ -18,6 +18,7 @@ from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.os.machine import address_towards, available_bytes, proof_threads
 from keepstep.edge.os.needs import unsigned_blocks
 from keepstep.edge.os.numa import node_near
+from keepstep.edge.os.orphans import forget_rank_mark
 from keepstep.edge.probes.ranks_elsewhere import ranks_elsewhere
 from keepstep.edge.shm.memory import SharedMemory
 from keepstep.edge.torch.cuda_runtime import place_on_bus
@@ -41,6 +42,7 @@ def process_world(
     driver: Driver,
 ) -> RankWorld:
     place = place_of_newcomer(os.environ)
+    forget_rank_mark(os.environ)
     objects = protected.parts().values()
     door = KeeperSocket(driver.loop, settings, RANK_WITH_KEEPER, journal.record, who.rank)
     return RankWorld(
