@@ -52,3 +52,4 @@ def test_nothing_is_trained_again(tmp_path: Path, runs: list[ScriptRun]) -> None
     run = runs[-1]
     assert len(run.events("resumed")) == len(run.events("job-over")) == 1
     assert "all ranks had ended well" in run.events("job-ended")[0].why
+    assert list(run.arena.iterdir()) == [], "the agent that came too late has left its own behind"

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from keepstep.config import job_dir_of, user_dir
-from keepstep.edge.os.job_directory import claim_job_dir, is_own_job_dir, leave_arena
+from keepstep.edge.os.job_directory import (
+    claim_job_dir,
+    is_own_job_dir,
+    leave_arena,
+    leave_job_dir,
+)
 from keepstep.errors import IdentityError, KeeperError
 
 EVE = 12345
@@ -118,3 +123,15 @@ def test_the_last_job_to_leave_and_the_next_to_come_do_not_meet(arena: Path) -> 
         is_over.set()
         other.join()
     assert list(arena.iterdir()) == []
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_who_leaves_takes_its_own_along_and_nobody_elses(arena: Path, others: bool) -> None:
+    job_dir = job_dir_of(arena, "j")
+    claim_job_dir(job_dir)
+    (job_dir / "lock").touch()
+    if others:
+        (job_dir / "page").touch()
+    leave_job_dir(job_dir, "lock")
+    assert job_dir.exists() == others
+    assert [path.name for path in arena.rglob("*") if path.is_file()] == ["page"] * others

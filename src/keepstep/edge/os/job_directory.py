@@ -59,6 +59,14 @@ def is_own(path: Path) -> bool:
     return True
 
 
+def leave_job_dir(job_dir: Path, own: str) -> None:
+    """Remove the file of this name, and the directory if nothing else is left in it."""
+    with suppress(OSError):
+        (job_dir / own).unlink()
+        job_dir.rmdir()
+        leave_arena(job_dir.parent)
+
+
 def leave_arena(user_dir: Path) -> None:
     """Remove this user's directory if no job is left in it."""
     with suppress(OSError):

@@ -31,7 +31,7 @@ from keepstep.edge.net.keepers import KeeperSocket
 from keepstep.edge.net.metrics_server import Exposition, Reading
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.flock import hold
-from keepstep.edge.os.job_directory import claim_job_dir
+from keepstep.edge.os.job_directory import claim_job_dir, leave_job_dir
 from keepstep.edge.os.journal import FileJournal, JournalTail, read_journal
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.needs import check_needs, unsigned_blocks
@@ -100,6 +100,7 @@ def supervise(
     before = predecessor_of(environ)
     if launch.nodes == 1 and before is not None and _is_over(settings, before.pids):
         _tell_over(settings, environ)
+        leave_job_dir(settings.job_dir, LOCK)  # the keeper had removed it, with all that was in it
         return 0
     if before is None:
         _end_left_ranks(settings)
