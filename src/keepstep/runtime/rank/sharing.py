@@ -118,7 +118,8 @@ class Sharing:
         self._next_step = -1
         self._pause_steps = PAUSE_STEPS
         self._told_none = False
-        self._had_differed = self._find_left_differing() if self.is_on else None
+        if self.is_on:  # a vote after that one may find nothing left of it
+            self._had_differed = self._find_left_differing() or self._had_differed
 
     def _find_left_differing(self) -> Stamp | None:
         """A stamp that all ranks have sealed as one to share, and not as the same: what they leave

@@ -78,6 +78,7 @@ class OtherTakesNothing(Observer):
         beside = self._beside
         if source == "store" and beside.other.world.now_ns > beside.slept_ns:
             beside.is_overtaken = False  # it has begun anew, with what its successor has written
+            beside.job.around.oracle.beside = beside.other.around.oracle  # and overtakes that one
         # A disk that lies may have torn the record of whose it is, and nothing else may be there.
         if beside.kind == "another" and not beside.job.around.disk.has_lied:
             beside.other.violate(

@@ -126,10 +126,12 @@ class Oracle:
     def is_checkpoint(self, step: int, rank: int, state: bytes) -> bool:
         """Whether that is what this rank makes of a checkpoint of this step."""
         mixed = state[:MIXED_BYTES]
-        is_known = any(run.has(step, mixed) for run in self._runs)
-        if is_known and state == self.made_of(mixed, rank, step):
-            return True
-        return self.beside is not None and self.beside.is_checkpoint(step, rank, state)
+        oracles = [self] if self.beside is None else [self, self.beside]
+        return any(
+            any(run.has(step, mixed) for run in oracle._runs)
+            and state == oracle.made_of(mixed, rank, step)
+            for oracle in oracles
+        )
 
 
 class _Run:
