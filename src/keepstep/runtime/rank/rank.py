@@ -31,6 +31,7 @@ from keepstep.model.events import WARNING
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.messages.keeper_rank import CheckpointDone, HaltOrder, StateOffered
 from keepstep.model.rhythm import NO_STEP
+from keepstep.model.shares import RankRun
 from keepstep.model.snapshot import Phase, Stamp
 from keepstep.model.units import S_NS, human_ns
 from keepstep.ports import Acts, StateCopy
@@ -44,7 +45,7 @@ from keepstep.runtime.rank.own_launch import OwnLaunch
 from keepstep.runtime.rank.periodic_checkpoints import PeriodicCheckpoints
 from keepstep.runtime.rank.regroup import Regroup
 from keepstep.runtime.rank.resumption import Resumption, attempted
-from keepstep.runtime.rank.sharing import shared_among
+from keepstep.runtime.rank.sharing import shared_among, shares_over_nodes
 from keepstep.runtime.rank.stage import Stage
 from keepstep.runtime.rank.stall import Stall
 from keepstep.runtime.rank.summary import summary_of
@@ -82,7 +83,10 @@ class Rank:
         self._launch = OwnLaunch(world.memory, options, who.rank)
         many = who.has_many_nodes
         view = (
-            LeadersWord(world.memory, options.job_dir, shared_among(options, who))
+            LeadersWord(
+                *(world.memory, options.job_dir, shared_among(options, who)),
+                has_classes=shares_over_nodes(options, who),
+            )
             if many
             else PagesOfOneNode(world.memory, options.job_dir, who.world_size)
         )
@@ -201,21 +205,27 @@ class Rank:
             why = f"restored step {state.step} from {state.source}: {state.why}"
             self._world.journal.record("restored", why, step=state.step, source=state.source)
         if self.stage is Stage.STARTING:
-            self._world.trainer.act(attempted(self._prepare(resumed)), self._prepared)
+            self._world.trainer.act(
+                attempted(self._prepare(resumed, state.replicas)), self._prepared
+            )
         elif self.stage is Stage.GOING_BACK:
             if resumed is None:
                 self._ready()
             else:
-                self._world.trainer.act(self._capture.resumed(resumed), lambda _: self._ready())
+                self._world.trainer.act(
+                    self._capture.resumed(resumed, state.replicas), lambda _: self._ready()
+                )
         elif resumed is None:
             self._meet(self._place)
         else:
             place = self._place
-            self._world.trainer.act(self._capture.resumed(resumed), lambda _: self._meet(place))
+            self._world.trainer.act(
+                self._capture.resumed(resumed, state.replicas), lambda _: self._meet(place)
+            )
 
-    def _prepare(self, resumed: Stamp | None) -> Acts[str]:
+    def _prepare(self, resumed: Stamp | None, replicas: tuple[RankRun, ...]) -> Acts[str]:
         if resumed is not None:
-            yield from self._capture.resumed(resumed)
+            yield from self._capture.resumed(resumed, replicas)
         return (yield from self._capture.prepare())
 
     def _prepared(self, plan: str | KeepstepError) -> None:
