@@ -29,8 +29,8 @@ from keepstep.model.layout import Layout
 from keepstep.model.shares import RankRun, Share, blocks_of
 from keepstep.model.snapshot import RankStatus, SlotState, Stamp
 from keepstep.model.units import human_bytes
-from keepstep.ports import Acts, Gathered
-from keepstep.runtime.rank.commit_view import CommitLook
+from keepstep.ports import Acts, Gathered, Memory
+from keepstep.runtime.rank.commit_view import CommitLook, LeadersWord
 from keepstep.runtime.rank.guarded import FailedWork, guarded
 from keepstep.runtime.rank.manifests import still_in
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
@@ -411,6 +411,12 @@ def shares_over_nodes(options: RankOptions, who: RankIdentity) -> bool:
     what its ranks have, and needs it whole."""
     is_asked = options.share_replicas == "job" and who.has_many_nodes
     return is_asked and options.slots != 1 and not options.has_store
+
+
+def leaders_word(memory: Memory, options: RankOptions, who: RankIdentity) -> LeadersWord:
+    """What a rank of a job with many nodes knows of the others, by what it shares."""
+    ranks, is_over_nodes = shared_among(options, who), shares_over_nodes(options, who)
+    return LeadersWord(memory, options.job_dir, ranks, is_over_nodes)
 
 
 def shared_among(options: RankOptions, who: RankIdentity) -> range:

@@ -13,8 +13,9 @@ from keepstep.edge.shm.slot import ranks_in, readable_headers
 from keepstep.model.mesh import Mesh
 from keepstep.model.messages.peers import InventoryReport
 from keepstep.model.restore_sources import HeldShare, HeldSnapshot
-from keepstep.model.snapshot import SlotHeader, SlotState
+from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.ports import Memory
+from keepstep.runtime.replication.encode import SnapshotSizes, sizes_of_header
 from keepstep.runtime.replication.held import HeldSnapshots
 
 
@@ -44,3 +45,11 @@ def _of_moved(memory: Memory, job_dir: Path, job_hash: bytes, mesh: Mesh) -> Ite
             is_of_job = (header.world_size, header.job_hash) == (mesh.world_size, job_hash)
             if is_of_job and header.state is SlotState.SEALED:
                 yield header._replace(rank=rank)
+
+
+def own_sizes(memory: Memory, job_dir: Path, rank: int, stamp: Stamp) -> SnapshotSizes | None:
+    """Of a snapshot of one of this node's own ranks, None when it is not sealed here."""
+    for header in readable_headers(memory, job_dir, rank):
+        if (header.state, header.stamp) == (SlotState.SEALED, stamp):
+            return sizes_of_header(header, memory.block_bytes)
+    return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from keepstep.core.resume.commit import first_horizon, newer
 from keepstep.core.resume.cut import Holding, common, holding_of
 from keepstep.core.wire.plausible import flaw_of_peer
 from keepstep.edge.shm.horizon_page import HorizonPage
-from keepstep.edge.shm.slot import rank_dir, ranks_in, readable_headers
+from keepstep.edge.shm.slot import rank_dir, ranks_in
 from keepstep.errors import ConfigError
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER, Mesh
@@ -53,14 +54,14 @@ from keepstep.model.messages.peers import (
 )
 from keepstep.model.restore_sources import Inventory, RestoreSource, SharedSources
 from keepstep.model.shares import Share
-from keepstep.model.snapshot import RankStatus, SlotState, Stamp
+from keepstep.model.snapshot import RankStatus, Stamp
 from keepstep.model.topology import Auto, NoRedundancy, Policy, Scheme, parse_policy
 from keepstep.model.units import S_NS
 from keepstep.runtime.keeper_world import KeeperWorld
-from keepstep.runtime.replication.encode import SnapshotSizes, sizes_of_header, sizes_of_offer
+from keepstep.runtime.replication.encode import sizes_of_offer
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder import Holder
-from keepstep.runtime.replication.inventory import inventory_of
+from keepstep.runtime.replication.inventory import inventory_of, own_sizes
 from keepstep.runtime.replication.known_safety import KnownSafety
 from keepstep.runtime.replication.leader import Leader
 from keepstep.runtime.replication.link_watch import DamageWatch, LinkMeter, LinkWatch
@@ -141,7 +142,8 @@ class MeshState:
         self._job_hash, self._host = job_hash, host
         job_dir = settings.job_dir
         self._owner = Owner(world, links, held.own, self._something_is_protected, host.scrub_soon)
-        self._holder = Holder(world, links, held, job_hash, self._own_sizes)
+        sizes = partial(own_sizes, world.memory, job_dir)
+        self._holder = Holder(world, links, held, job_hash, sizes)
         self._pages = OwnPages(self.own_ranks, host.status)
         self._server = SnapshotServer(world.memory, links, job_dir, held, host.scrub_soon)
         self._has_one_slot = settings.slots == 1
@@ -387,14 +389,8 @@ class MeshState:
         """See `ResumeNodes`. Nothing, while what is held here is not proven."""
         if not self._held.is_proven:
             return
-        report = inventory_of(self._memory, self._job_dir, self._job_hash, self._held, self.mesh)
-        self._links.to_leader(report)
-
-    def _own_sizes(self, rank: int, stamp: Stamp) -> SnapshotSizes | None:
-        for header in readable_headers(self._memory, self._job_dir, rank):
-            if (header.state, header.stamp) == (SlotState.SEALED, stamp):
-                return sizes_of_header(header, self._memory.block_bytes)
-        return None
+        of = self._memory, self._job_dir, self._job_hash, self._held, self.mesh
+        self._links.to_leader(inventory_of(*of))
 
     # -- training
 

@@ -37,9 +37,7 @@ class LostSteps(Checker):
         # what only the only slots hold may be overwritten before anybody asks
         parts = ("held",) if self.job.plan.slots == 1 else ("", "held")
         self._ranks = ranks = self.atlas.world_size
-        nodes = [
-            Inspection(self.job, node.machine) for node in self.job.living_nodes()
-        ]
+        nodes = [Inspection(self.job, node.machine) for node in self.job.living_nodes()]
         self._best = max(
             (
                 stamp
