@@ -147,7 +147,7 @@ class MeshState:
         self._pages = OwnPages(self.own_ranks, host.status)
         self._server = SnapshotServer(world.memory, links, job_dir, held, host.scrub_soon)
         self._has_one_slot = settings.slots == 1
-        self._shares = settings.share_replicas == "job"
+        self._shares = settings.share_replicas == "job" and settings.store is None
         self.recovery = SnapshotRecovery(
             world, links, job_dir, job_hash, self._server, self._owner, self._has_one_slot
         )
