@@ -497,8 +497,8 @@ class Options(Generic[Unset, Directory]):
         topic=Topic.SNAPSHOTS,
         help="node: of what replicas on one node have in common each copies and keeps its share, "
         "and the checksums of all; other nodes hold these shares. job: replicas on all nodes do, "
-        "where they are equal in all that their optimizers own and the job has no store. off: each "
-        "rank keeps all of its own.",
+        "where they are equal in all that their optimizers own. off: each rank keeps all of its "
+        "own.",
         example="node",
         metavar="off|node|job",
     )

@@ -68,6 +68,7 @@ class DeskNode:
         client = PersisterClient(self.persisters) if has_store else None
         checkpointing = Checkpointing(JOB_DIR, self.memory, desks.time, FakeJournal(), client)
         self.desk = CheckpointDesk(checkpointing, desks.time, has_store)
+        self.parts = None
 
     @property
     def mesh(self) -> Mesh:

@@ -301,12 +301,10 @@ def test_a_flipped_byte_of_a_part_is_refused_by_who_leans_on_it(job: Job) -> Non
         job.restored(1, Stamp(7, 1))
 
 
-def test_with_a_store_or_one_slot_nothing_is_shared_over_nodes(tmp_path: Path) -> None:
+def test_with_one_slot_or_one_node_nothing_is_shared_over_nodes(tmp_path: Path) -> None:
     options = replace(RankRoom(tmp_path).options, share_replicas="job")
     who = RankIdentity("j", 1, 3, 4, 2, 1)
     assert shares_over_nodes(options, who) and not shared_among(options, who)
-    stored = replace(options, has_store=True)
-    assert not shares_over_nodes(stored, who) and shared_among(stored, who) == range(2, 4)
     assert not shares_over_nodes(replace(options, slots=1), who)
     alone = RankIdentity("j", 1, 1, 2, 2, 1)
     assert not shares_over_nodes(options, alone) and shared_among(options, alone) == range(2)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.slot import Slot, ranks_in, slot_path
 from keepstep.edge.shm.whole import SHARED
 from keepstep.model.messages.peers import FetchRanges
@@ -42,7 +43,10 @@ class Bringing:
         self.recovery = SnapshotRecovery(
             room.world, room.links, room.job_dir, JOB_HASH, server, owner
         )
-        self.parts = ShareParts(room.memory, room.job_dir, room.mesh, self.recovery)
+        self.page = HorizonPage(room.memory, room.job_dir)
+        has_copy = room.held.has_copy
+        of = room.mesh, self.recovery, has_copy, self.page, True
+        self.parts = ShareParts(room.world, room.job_dir, *of)
         self.ended: list[str | None] = []
 
     def bring(self, *sources: RestoreSource) -> None:
@@ -85,7 +89,7 @@ def test_the_others_parts_are_brought_one_after_the_other() -> None:
     assert bringing.asked() == [(1, 1), (3, 3)]
     assert bringing.ended == [None] and not bringing.parts.is_bringing
     assert bringing.brought() == {rank: bringing.payloads[rank] for rank in (1, 3)}
-    bringing.parts.forget()
+    bringing.parts.resumed()
     assert bringing.brought() == {}
 
 
@@ -114,7 +118,7 @@ def test_another_offer_stops_what_was_on_its_way() -> None:
     bringing.bring(of(0), of(1))
     bringing.bring(of(0), of(3))
     bringing.answer()
-    assert bringing.ended == [None]
+    assert bringing.ended == ["all resume", None]
     assert bringing.brought() == {3: bringing.payloads[3]}
 
 

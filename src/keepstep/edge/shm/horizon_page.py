@@ -99,14 +99,21 @@ class HorizonPage:
 
     def classes(self, epoch: int) -> tuple[ShareClass, ...] | None:
         """Of that epoch, as far as they are known here; None when nothing is."""
+        found, classes = self._read_classes()
+        return classes if found == epoch else None
+
+    def last_classes(self) -> tuple[ShareClass, ...]:
+        """Of whatever epoch."""
+        return self._read_classes()[1]
+
+    def _read_classes(self) -> tuple[int, tuple[ShareClass, ...]]:
         if self._classes is None:
             try:
                 self._classes = DoubleBufferedPage.open(self._memory, self._classes_path)
             except (OSError, ValueError):
-                return None
+                return -1, ()
         body = self._classes.read()
-        found, classes = (-1, ()) if body is None else _share_classes(body)
-        return classes if found == epoch else None
+        return (-1, ()) if body is None else _share_classes(body)
 
     def close(self) -> None:
         self._page.close()

@@ -1,8 +1,8 @@
 """Whole: a snapshot of which other ranks keep blocks, put together from their slots.
 
 Comes in: a sealed slot. Goes out: the same slot with nothing lacking: a map in which the blocks
-that it has not are those of its neighbours (the slots of the same stamp beside it, among what rests
-here for other nodes, and among what was brought here to resume from), of which their tables say
+that it has not are those of its neighbours (the slots of the same stamp beside it, among what was
+brought here for it, and among what rests here for other nodes), of which their tables say
 that they are equal. Copies nothing. Equal means equal XXH3-64 and length; where a block
 was left to others on a device there is no XXH3 of this rank's own, and equal means that both told
 one digest of all that they share. Whoever reads proves every block by this slot's own table, as
@@ -23,8 +23,8 @@ from keepstep.model.shares import Share, blocks_of, is_same_share
 from keepstep.model.snapshot import SlotHeader, SlotState
 from keepstep.ports import Memory
 
-SHARED = "shared"  # below it lies what ranks of other nodes keep for those here, to resume from
-_PARTS = ("held", SHARED)
+SHARED = "shared"  # below it lies what ranks of other nodes keep for those here, while it is needed
+_PARTS = (SHARED, "held")  # the latter may be overwritten where ranks train meanwhile
 
 
 @contextmanager

@@ -105,13 +105,7 @@ class Sharing:
 
     def tell_why_not(self) -> None:
         """Once, where it is asked for and cannot be had."""
-        asked = self._options.share_replicas
-        why = "" if asked == "off" else _why_not(self._options, self._who)
-        if asked == "job" and self._who.has_many_nodes and self._options.has_store:
-            why = (
-                "over nodes, since each node writes checkpoints of its ranks and needs them whole; "
-                f"those of one node {'do not either: ' + why if why else 'share'}"
-            )
+        why = "" if self._options.share_replicas == "off" else _why_not(self._options, self._who)
         if why and self._who.rank == 0:
             self._world.journal.record("not-shared", f"snapshots are not shared: {why}", WARNING)
 
@@ -407,10 +401,8 @@ def _differences(
 
 
 def shares_over_nodes(options: RankOptions, who: RankIdentity) -> bool:
-    """Whether replicas of all nodes keep one snapshot between them. With a store every node writes
-    what its ranks have, and needs it whole."""
-    is_asked = options.share_replicas == "job" and who.has_many_nodes
-    return is_asked and options.slots != 1 and not options.has_store
+    """Whether replicas of all nodes keep one snapshot between them."""
+    return options.share_replicas == "job" and who.has_many_nodes and options.slots != 1
 
 
 def leaders_word(memory: Memory, options: RankOptions, who: RankIdentity) -> LeadersWord:

@@ -52,6 +52,10 @@ class HeldSnapshots:
             if _world_size(slot) == world_size
         ]
 
+    def has_copy(self, rank: int, stamp: Stamp) -> bool:
+        """Whether one rests here."""
+        return self.copies.find(rank, stamp) is not None
+
     def coded(self, world_size: int) -> list[HeldParity]:
         """The parities that rest here, likewise."""
         sealed = self.parities.sealed()

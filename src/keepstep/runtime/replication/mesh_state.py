@@ -146,12 +146,12 @@ class MeshState:
         self._holder = Holder(world, links, held, job_hash, sizes)
         self._pages = OwnPages(self.own_ranks, host.status)
         self._server = SnapshotServer(world.memory, links, job_dir, held, host.scrub_soon)
-        self._has_one_slot = settings.slots == 1
-        self._shares = settings.share_replicas == "job" and settings.store is None
+        self._has_one_slot, self._shares = settings.slots == 1, settings.share_replicas == "job"
         self.recovery = SnapshotRecovery(
             world, links, job_dir, job_hash, self._server, self._owner, self._has_one_slot
         )
-        self.parts = ShareParts(world.memory, job_dir, links.mesh, self.recovery)
+        where = job_dir, self.mesh, self.recovery, held.has_copy, page
+        self.parts = ShareParts(world, *where, self._shares)
         self._missing: dict[int, _Missing] = {}
         self._early_offers: list[CopyOffer] = []  # before what is held here has been proven
         self._policy: Scheme | None = None  # the one in force; None: not decided yet
@@ -197,7 +197,7 @@ class MeshState:
 
     def end(self) -> None:
         """The next mesh begins."""
-        self.parts.forget()
+        self.parts.end()
         self.recovery.end()
         self._owner.end()
         self._server.release()
@@ -389,8 +389,8 @@ class MeshState:
         """See `ResumeNodes`. Nothing, while what is held here is not proven."""
         if not self._held.is_proven:
             return
-        of = self._memory, self._job_dir, self._job_hash, self._held, self.mesh
-        self._links.to_leader(inventory_of(*of))
+        where = self._memory, self._job_dir, self._job_hash
+        self._links.to_leader(inventory_of(*where, self._held, self.mesh))
 
     # -- training
 
@@ -402,7 +402,7 @@ class MeshState:
         self.horizon = first_horizon(epoch, stamp, self._page.last(), held)
         self._page.write(self.horizon)
         self._server.release()
-        self.parts.forget()
+        self.parts.resumed()
         self._links.restored()
         self._holder.follow(self.horizon)
         if self._leader is not None:

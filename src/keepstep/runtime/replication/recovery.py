@@ -118,13 +118,20 @@ class SnapshotRecovery:
         for rank, source in sources.items():
             self.link(source, {self._mesh.node_of[rank]})
 
-    def link(self, source: RestoreSource, askers: Collection[int]) -> None:
-        """This node's end of what these nodes need to fetch from there."""
+    def link(self, source: RestoreSource, askers: Collection[int], is_needed: bool = True) -> None:
+        """This node's end of what these nodes need to fetch from there. `is_needed`: nobody can go
+        on without it."""
         here, givers = self._links.node, givers_of(source)
-        if here in askers:
-            self._links.link_with(givers, to_restore=True)
-        if here in givers:
-            self._links.link_with(askers, to_restore=True)
+        wanted = {*(givers if here in askers else ()), *(askers if here in givers else ())}
+        if is_needed:
+            self._links.link_with(wanted, to_restore=True)
+            return
+        for node in sorted(wanted - self._links.linked()):
+            self._links.link_again(node)
+
+    def is_stranded(self, rank: int) -> bool:
+        """Whether it is wanted, and its sources could not be reached."""
+        return rank in self._stranded
 
     def stop(self, rank: int) -> None:
         """Nobody waits for it any more."""

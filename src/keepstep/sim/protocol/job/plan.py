@@ -19,7 +19,7 @@ SHARES_STORE = 0.3  # in so many runs with a store somebody else uses it, too
 STRANGERS = 0.15  # in so many runs of several nodes somebody comes who does not know the secret
 KNOCKS = 0.4  # in so many runs of several nodes who connects to a keeper knocks first
 SIGNS = 0.35  # so many runs of several nodes with agents have a secret of their own
-OVER_NODES = 0.15  # in so many runs of several nodes without a store ranks share over nodes
+OVER_NODES = 0.15  # in so many runs of several nodes ranks share over nodes
 FIT_FEWER = ("none", "auto", "copies:2")  # policies that one node less can keep
 
 Launcher = Literal["agents", "foreign"]
@@ -257,7 +257,7 @@ def _sharing(plan: RunPlan, seed: int) -> RunPlan:
     """Half of the runs of one node, and some of several: replicas, of blocks that are small enough
     to be shared."""
     over = Random(f"{seed}/over nodes")
-    if not (plan.min_nodes or plan.store or plan.nodes == 1) and over.random() < OVER_NODES:
+    if not (plan.min_nodes or plan.nodes == 1) and over.random() < OVER_NODES:
         return _over_nodes(plan, over)
     chance = Random(f"{seed}/replicas")
     if plan.min_nodes or chance.random() < (0.5 if plan.nodes == 1 else 0.75):
