@@ -282,13 +282,15 @@ class CopyUnavailable:
 
 @dataclass(frozen=True, slots=True)
 class FetchRanges:
-    """Send these bytes of a snapshot, as blocks."""
+    """Send these bytes of a snapshot, as blocks. `restores`: not for a copy that is on its way, but
+    by who restores, or writes a checkpoint."""
 
     KIND: ClassVar[str] = "fetch"
     mesh_version: Count
     rank: Rank
     stamp: Stamp
     ranges: tuple[BlockRange, ...]
+    restores: bool = False
 
 
 @dataclass(frozen=True, slots=True)

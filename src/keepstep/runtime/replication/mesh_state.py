@@ -227,8 +227,8 @@ class MeshState:
                 self._owner.accepted(node, rank, stamp)
             case CopyAcked(_, rank, stamp):
                 self._owner.acked(node, rank, stamp)
-            case FetchRanges(_, rank, stamp, ranges):
-                if not self._owner.wanted(node, rank, stamp, ranges):
+            case FetchRanges(_, rank, stamp, ranges, restores):
+                if restores or not self._owner.wanted(node, rank, stamp, ranges):
                     self._server.asked(node, rank, stamp, ranges)
             case CopyUnavailable(_, rank, stamp, why):
                 if not self.recovery.unavailable(node, rank, stamp, why):
