@@ -56,11 +56,13 @@ Order = Callable[[int, ActName, Stamp, int], None]
 class SnapshotParts(Protocol):
     """What ranks of other nodes keep for those here: `runtime/replication/share_parts.py`."""
 
-    def bring_to_store(self, stamp: Stamp, then: Callable[[str | None], None], /) -> None:
+    def bring_to_store(
+        self, stamp: Stamp, attempt: int, then: Callable[[str | None], None], /
+    ) -> None:
         """`then` hears None, or what cannot be had."""
 
-    def give_back(self) -> None:
-        """They are not needed any more; who waits for them does so no more."""
+    def give_back(self, attempt: int, /) -> None:
+        """That one needs them no more, and waits no more for them."""
 
 
 class Asker(Protocol):
@@ -398,7 +400,7 @@ class Checkpointing:
             self._unanswered -= 1
             unpin(pins)
             if parts is not None and (act != "survey" or answer.there or not answer.ok):
-                parts.give_back()
+                parts.give_back(number)
             heard(answer)
 
         def brought(why: str | None) -> None:
@@ -414,18 +416,18 @@ class Checkpointing:
             self._withdraw()
         self._unanswered += 1
         if act == "survey" and parts is not None and persister is not None:
-            self._withdraw = partial(self._take_back, pins)
-            parts.bring_to_store(stamp, brought)
+            self._withdraw = partial(self._take_back, number, pins)
+            parts.bring_to_store(stamp, number, brought)
         else:
             brought(None)
 
-    def _take_back(self, pins: Sequence[Slot]) -> None:
+    def _take_back(self, number: int, pins: Sequence[Slot]) -> None:
         """Nobody waits for what the persister was to be asked."""
         self._withdraw = None
         self._unanswered -= 1
         unpin(pins)
         if self._part.parts is not None:
-            self._part.parts.give_back()
+            self._part.parts.give_back(number)
 
 
 def _no_other_node(node: int, act: ActName, stamp: Stamp, attempt: int) -> None:

@@ -89,7 +89,11 @@ class HeldSnapshots:
         contents, found = self.contents(mine, stamp, slot), []
         for rank in contents.metas:
             start, nbytes = contents.where(rank, Part.HEADER)
-            share = parse_page(bytes(slot.payload[start : start + nbytes]), slot.path).share
+            page = bytes(slot.payload[start : start + nbytes])
+            try:
+                share = parse_page(page, slot.path).share
+            except DamageError:
+                continue  # a bit has flipped at rest: scrubbing will find it
             if share is not None:
                 found.append(HeldShare(rank, stamp, share))
         return found

@@ -151,7 +151,7 @@ class MeshState:
             world, links, job_dir, job_hash, self._server, self._owner, self._has_one_slot
         )
         where = job_dir, self.mesh, self.recovery, held.has_copy, page
-        self.parts = ShareParts(world, *where, self._shares)
+        self.parts = ShareParts(world, *where, self._shares and not self._has_one_slot)
         self._missing: dict[int, _Missing] = {}
         self._early_offers: list[CopyOffer] = []  # before what is held here has been proven
         self._policy: Scheme | None = None  # the one in force; None: not decided yet

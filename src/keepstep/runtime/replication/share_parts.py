@@ -57,6 +57,7 @@ class ShareParts:
         self._coming: int | None = None  # the rank whose part is on its way
         self._then: Then | None = None  # who waits
         self._user: Literal["", "vote", "store"] = ""  # of what was brought last
+        self._attempt = -1  # to store it
         self._timer: Timer | None = None
 
     @property
@@ -90,13 +91,12 @@ class ShareParts:
         self._go_on(stamp)
 
     def resumed(self) -> None:
-        """All train on."""
-        if self._user == "vote":
-            self._stop("all train on")
+        """All train on, perhaps from before what was to be written."""
+        self._stop("all have resumed")
 
     # -- to write a checkpoint
 
-    def bring_to_store(self, stamp: Stamp, then: Then) -> None:
+    def bring_to_store(self, stamp: Stamp, attempt: int, then: Then) -> None:
         """What ranks here lack of that snapshot, from those that live, once it is committed: before
         that copies of it are on their way, whose bytes would be taken for these. Nothing that rests
         here is leant on where it is: it is overwritten meanwhile. As `bring`, by every node."""
@@ -107,13 +107,15 @@ class ShareParts:
             then("what all resume from is here for that")
             return
         self._stop("another checkpoint begins")
-        self._user, self._then = "store", then
+        self._user, self._attempt, self._then = "store", attempt, then
         self._when_committed(stamp)
 
     def _when_committed(self, stamp: Stamp) -> None:
-        floor = self._page.last().floor
-        if floor is not None and floor >= stamp:
+        known = self._page.last()
+        if known.floor is not None and known.floor >= stamp:
             self._bring_committed(stamp)
+        elif known.is_hopeless(stamp):
+            self._end(f"{stamp} will never be committed")
         else:
             again = partial(self._when_committed, stamp)
             self._timer = self._timers.after(COMMITTED_AGAIN_NS, again)
@@ -160,9 +162,9 @@ class ShareParts:
 
         self._timer = self._timers.after(LOOK_NS, look)
 
-    def give_back(self) -> None:
-        """This node's part of the checkpoint is written, or is not going to be."""
-        if self._user == "store":
+    def give_back(self, attempt: int) -> None:
+        """This node's part of that checkpoint is written, or is not going to be."""
+        if self._user == "store" and self._attempt == attempt:
             self._then = None
             self._stop("")
 
