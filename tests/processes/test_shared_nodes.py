@@ -157,7 +157,7 @@ def test_ranks_of_two_nodes_keep_one_snapshot_and_a_lost_node_comes_back(
     expected = undisturbed(tmp_path, ranks=2)
     job = machines('exec "$PYTHON" "$PROGRAM"', program=PROGRAM)
     (job.room / "out" / "holds").touch()
-    own = ("--redundancy", policy, "--share-replicas", "job")
+    own = ("--redundancy", policy, "--share-replicas", "job", "--store", str(tmp_path / "store"))
     nodes = [job.start(*own, nproc=1) for _ in range(2)]
     until(lambda: all(job.out(f"held-{rank}") is not None for rank in range(2)), "the held step")
     assert sum(len(node.events("shared")) for node in nodes) == 1
@@ -182,7 +182,11 @@ def test_ranks_of_two_nodes_keep_one_snapshot_and_a_lost_node_comes_back(
     [resumed] = [event for event in told if event.data["source"] == "memory"]
     assert resumed.data["step"] >= HELD_STEP - 1, resumed.why
     # its own part, and the other one's; with copies that one has the other part already
-    fetched = [event.data["nbytes"] for event in replacement.events("fetched")]
+    step = resumed.data["step"]
+    fetched = [e.data["nbytes"] for e in replacement.events("fetched") if e.data["step"] == step]
     assert len(fetched) == 2 and max(fetched) <= most
-    stayed = [event.data["nbytes"] for event in nodes[0].events("fetched")]
+    stayed = [event for event in nodes[0].events("fetched") if event.data["step"] == step]
     assert len(stayed) == (0 if policy == "copies:2" else 1)
+    # each node wrote its part of the last step, and had what it lacks of it brought first
+    stored = [event for node in (nodes[0], replacement) for event in node.events("persisted")]
+    assert stored[-1].data["step"] == 19, [event.why for event in stored]
