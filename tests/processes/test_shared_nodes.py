@@ -1,4 +1,4 @@
-"""Replicas that share one snapshot on each of two nodes: what a rank keeps for its node's others
+"""Replicas that share one snapshot, on each of two nodes or over both: what a rank keeps for others
 rests on the other node, too, and a machine that is lost with its memory costs nothing."""
 
 from __future__ import annotations
@@ -87,17 +87,17 @@ def ended(node: Node) -> tuple[int, str]:
     return node.agent.returncode, output
 
 
-def undisturbed(room: Path) -> list[str]:
+def undisturbed(room: Path, ranks: int = 2 * RANKS) -> list[str]:
     """What ranks end with that share nothing and of which none is lost, all on one node."""
     (room / "alone.py").write_text(PROGRAM)
     arena = {"KEEPSTEP_JOB": "alone", "KEEPSTEP_STATE_DIR": str(room / "state-alone")}
     subprocess.run(
-        [*TORCHRUN, "--nproc-per-node", str(2 * RANKS), str(room / "alone.py")],
+        [*TORCHRUN, "--nproc-per-node", str(ranks), str(room / "alone.py")],
         env={**os.environ, "OUT": str(room), "KEEPSTEP_SHARE_REPLICAS": "off", **arena},
         timeout=PATIENCE_S,
         check=True,
     )
-    return [(room / f"digest-{rank}").read_text() for rank in range(2 * RANKS)]
+    return [(room / f"digest-{rank}").read_text() for rank in range(ranks)]
 
 
 @pytest.mark.parametrize("policy", ["copies:2", "parity:2"])
@@ -141,3 +141,52 @@ def test_a_lost_node_of_ranks_that_share_comes_back_from_the_other(
     assert resumed.data["step"] >= HELD_STEP - 1, resumed.why
     fetched = [event.data["nbytes"] for event in replacement.events("fetched")]
     assert len(fetched) == RANKS and max(fetched) <= most
+
+
+def shared_bytes(whole_bytes: int, kept_bytes: int) -> None:
+    """Each of two keeps half of what is common, within a block, and all that is its own."""
+    shared = STATE_BYTES // BLOCK_BYTES * BLOCK_BYTES
+    assert abs(kept_bytes - (whole_bytes - shared) - shared / 2) <= 2 * BLOCK_BYTES
+
+
+@pytest.mark.parametrize("policy", ["copies:2", "parity:2"])
+def test_ranks_of_two_nodes_keep_one_snapshot_and_a_lost_node_comes_back(
+    machines: Begin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy: str
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    expected = undisturbed(tmp_path, ranks=2)
+    job = machines('exec "$PYTHON" "$PROGRAM"', program=PROGRAM)
+    (job.room / "out" / "holds").touch()
+    own = ("--redundancy", policy, "--share-replicas", "job", "--store", str(tmp_path / "store"))
+    nodes = [job.start(*own, nproc=1) for _ in range(2)]
+    until(lambda: all(job.out(f"held-{rank}") is not None for rank in range(2)), "the held step")
+    assert sum(len(node.events("shared")) for node in nodes) == 1
+    most = 0
+    for node in nodes:
+        pages = [read_status(MEMORY, job_dir_of(node.arena_dir, "t"), rank) for rank in range(2)]
+        [page] = [page for page in pages if page is not None]
+        shared_bytes(page.payload_bytes, page.kept_bytes)
+        most = page.kept_bytes + 256 * KIB
+        assert max(in_memory(node)) <= most
+        held = in_memory(node, HELD[policy])
+        assert len(held) == 2 and max(held) <= most + BLOCK_BYTES
+        print(policy, "kept a slot", in_memory(node), "held", held, "whole", page.payload_bytes)
+    nodes[1].lose()
+    replacement = job.start(*own, nproc=1)
+    job.allow("go-on")
+    for node in (nodes[0], replacement):
+        code, output = ended(node)
+        assert code == 0, output
+    assert [job.out(f"digest-{rank}") for rank in range(2)] == expected
+    told = [event for node in (nodes[0], replacement) for event in node.events("resumed")]
+    [resumed] = [event for event in told if event.data["source"] == "memory"]
+    assert resumed.data["step"] >= HELD_STEP - 1, resumed.why
+    # its own part, and the other one's; with copies that one has the other part already
+    step = resumed.data["step"]
+    fetched = [e.data["nbytes"] for e in replacement.events("fetched") if e.data["step"] == step]
+    assert len(fetched) == 2 and max(fetched) <= most
+    stayed = [event for event in nodes[0].events("fetched") if event.data["step"] == step]
+    assert len(stayed) == (0 if policy == "copies:2" else 1)
+    # each node wrote its part of the last step, and had what it lacks of it brought first
+    stored = [event for node in (nodes[0], replacement) for event in node.events("persisted")]
+    assert stored[-1].data["step"] == 19, [event.why for event in stored]

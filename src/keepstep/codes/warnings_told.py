@@ -130,7 +130,7 @@ WARNINGS = (
     warning(
         "KS5015",
         "not-shared",
-        means="Replicas of one node keep a snapshot each, since sharing one was not safe.",
+        means="Replicas keep a snapshot each, since sharing one was not safe.",
         do="Nothing but memory is lost; the reason is in the message.",
         read="operations.md#one-snapshot-among-replicas",
     ),

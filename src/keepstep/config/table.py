@@ -493,13 +493,14 @@ class Options(Generic[Unset, Directory]):
     )
     share_replicas: str | Unset = option(
         default="off",
-        check=Check("off or node", lambda value: value in ("off", "node")),
+        check=Check("off, node or job", lambda value: value in ("off", "node", "job")),
         topic=Topic.SNAPSHOTS,
         help="node: of what replicas on one node have in common each copies and keeps its share, "
-        "and the checksums of all; other nodes hold these shares. off: each rank keeps all of its "
+        "and the checksums of all; other nodes hold these shares. job: replicas on all nodes do, "
+        "where they are equal in all that their optimizers own. off: each rank keeps all of its "
         "own.",
         example="node",
-        metavar="off|node",
+        metavar="off|node|job",
     )
     prebuild: str | Unset = option(
         default="",

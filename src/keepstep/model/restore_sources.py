@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from keepstep.model.bounds import Rank
+from keepstep.model.shares import RankRun, Share, rank_runs
 from keepstep.model.snapshot import Stamp
 
 
@@ -29,12 +30,22 @@ class HeldParity(NamedTuple):
     tolerates: Rank
 
 
+class HeldShare(NamedTuple):
+    """What a snapshot that a node holds, or that one of its parities is of, tells of what its rank
+    shares."""
+
+    rank: Rank
+    stamp: Stamp
+    share: Share
+
+
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """One node's proven contents."""
 
     snapshots: frozenset[HeldSnapshot] = frozenset()
     parities: frozenset[HeldParity] = frozenset()
+    shares: frozenset[HeldShare] = frozenset()
 
 
 class GroupMember(NamedTuple):
@@ -57,3 +68,15 @@ class RestoreSource:
     stripe_group: tuple[Rank, ...] = ()
     tolerates: Rank = 0
     members: tuple[GroupMember, ...] = ()
+
+
+class SharedSources(NamedTuple):
+    """Ranks that share one snapshot and live on several nodes: where the part of each of them comes
+    from."""
+
+    parts: tuple[RestoreSource, ...]
+
+    @property
+    def runs(self) -> tuple[RankRun, ...]:
+        """Their ranks."""
+        return rank_runs(part.rank for part in self.parts)

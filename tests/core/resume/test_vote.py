@@ -31,6 +31,7 @@ from keepstep.core.resume.vote import (
     Vote,
 )
 from keepstep.model.checkpoint import StoreListing
+from keepstep.model.shares import Share
 from keepstep.model.snapshot import Stamp
 
 holdings = st.frozensets(st.builds(Stamp, st.integers(0, 3), st.integers(1, 2)), max_size=4)
@@ -779,3 +780,44 @@ def test_one_rank_whose_launch_has_trained_speaks_for_all() -> None:
     assert vote.joined(Ballot(0, 2, frozenset([A_STEP]), goes_on=False)) == []
     [offer] = vote.joined(Ballot(1, 2, frozenset([A_STEP])))
     assert isinstance(offer, Offer) and offer.source == "memory"
+
+
+# -- what ranks share
+
+
+def sharing(rank: int, *told: tuple[Stamp, Share], holds: Sequence[Stamp] = ()) -> Ballot:
+    stamps = frozenset([*(stamp for stamp, _ in told), *holds])
+    return Ballot(rank, 2, stamps, shares=told)
+
+
+OLD, NEW = Stamp(3, 1), Stamp(4, 1)
+PART = Share(7, 2)
+
+
+@pytest.mark.parametrize("other", [Share(8, 2), Share(7, 3), None])
+def test_what_is_shared_and_not_of_one_snapshot_is_passed_over(other: Share | None) -> None:
+    vote = Vote(2, has_store=False, epoch=1)
+    vote.joined(sharing(0, (OLD, PART), (NEW, PART)))
+    told = [(OLD, PART), *([(NEW, other)] if other else [])]
+    [offer] = vote.joined(sharing(1, *told, holds=[NEW]))
+    assert isinstance(offer, Offer) and offer.stamp == OLD
+    assert f"what ranks share of {NEW} is not of one snapshot" in offer.why
+    assert vote.had_differed(OLD) and not vote.had_differed(NEW)
+
+
+def test_the_part_of_a_lost_rank_counts_by_what_its_holders_tell() -> None:
+    for share, taken in ((PART, NEW), (Share(8, 2), OLD), (None, OLD)):
+        vote = Vote(2, has_store=False, epoch=1)
+        vote.joined(sharing(0, (NEW, PART), holds=[OLD]))
+        held = {1: frozenset({OLD, NEW})}
+        vote.restorable(frozenset(), held, {(1, NEW): share} if share else {})
+        [offer] = vote.joined(sharing(1))
+        assert isinstance(offer, Offer) and offer.stamp == taken
+        assert vote.shares_of(NEW) == {0: PART} | ({1: share} if share else {})
+
+
+def test_who_keeps_all_of_its_own_needs_nobody() -> None:
+    vote = Vote(2, has_store=False, epoch=1)
+    vote.joined(sharing(0, (NEW, Share(7, 0))))
+    [offer] = vote.joined(sharing(1, (NEW, Share(9, 1))))
+    assert isinstance(offer, Offer) and offer.stamp == NEW

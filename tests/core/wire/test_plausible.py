@@ -38,10 +38,17 @@ from keepstep.model.messages.peers import (
     RanksReport,
     RanksTrain,
     SeveralMessages,
+    SharesWord,
     VoteBody,
     VoteWord,
 )
-from keepstep.model.restore_sources import GroupMember, HeldParity, RestoreSource
+from keepstep.model.restore_sources import (
+    GroupMember,
+    HeldParity,
+    RestoreSource,
+    SharedSources,
+)
+from keepstep.model.shares import RankRun, ShareClass
 from keepstep.model.snapshot import Stamp
 
 MEMBERS = tuple(Member(node, "10.0.0.1", 1, 1, 2) for node in range(3))
@@ -79,6 +86,7 @@ def test_a_mesh_that_keepers_could_not_make_links_of(mesh: Mesh, is_sound: bool)
     [
         WORD,
         AllEnded(7),
+        SharesWord(7, 1, (ShareClass((RankRun(0, 3, 2),), 5),)),
         VoteWord(7, PERMITTED),
         VoteWord(7, VoteRefused("")),
         VoteWord(7, OfferWord(1, "fresh", STAMP, "", ())),
@@ -111,6 +119,21 @@ def test_ranks_halt_by_their_own_keeper_and_the_leader_orders() -> None:
 def test_every_node_may_say_that_its_ranks_train() -> None:
     for node in range(3):
         assert flaw_of_peer(node, VoteWord(7, RanksTrain(PERMITTED)), MESH) == ""
+
+
+@pytest.mark.parametrize("run", [RankRun(0, 7, 1), RankRun(0, 0, 1), RankRun(1, 4, 2)])
+def test_replicas_that_are_no_ranks_of_this_job(run: RankRun) -> None:
+    assert flaw_of_peer(0, SharesWord(7, 1, (ShareClass((run,), 5),)), MESH) != ""
+
+
+def test_a_part_that_comes_from_nowhere() -> None:
+    def offer(part: RestoreSource) -> VoteWord:
+        shared = (SharedSources((RestoreSource(0, (0,)), part)),)
+        return VoteWord(7, OfferWord(1, "memory", STAMP, "", (), False, shared))
+
+    assert flaw_of_peer(0, offer(RestoreSource(1, (1,))), MESH) == ""
+    assert flaw_of_peer(0, offer(RestoreSource(1, (3,))), MESH) != ""
+    assert flaw_of_peer(0, offer(RestoreSource(1)), MESH) != ""
 
 
 def test_a_rank_of_another_world_does_not_vote() -> None:

@@ -3,6 +3,7 @@ the persister, or of the leader."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.resume.cut import Holding
+from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.checkpoint import Timeline
 from keepstep.model.mesh import LEADER, Member, Mesh
 from keepstep.model.messages.keeper_rank import CheckpointDone
@@ -56,6 +58,28 @@ class ActPersisters:
         return had_any
 
 
+class FakeParts:
+    """See `SnapshotParts`."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, Callable[[str | None], None]]] = []
+        self.given_back: list[int] = []
+
+    def bring_to_store(
+        self, stamp: Stamp, attempt: int, then: Callable[[str | None], None]
+    ) -> None:
+        self.waiting.append((attempt, then))
+
+    def give_back(self, attempt: int) -> None:
+        self.waiting = [each for each in self.waiting if each[0] != attempt]
+        self.given_back.append(attempt)
+
+    def come(self, why: str | None = None) -> None:
+        waiting, self.waiting = self.waiting, []
+        for _, then in waiting:
+            then(why)
+
+
 class DeskNode:
     """One keeper's desk. See `CheckpointNodes`; its words wait in `Desks.posted`."""
 
@@ -68,6 +92,7 @@ class DeskNode:
         client = PersisterClient(self.persisters) if has_store else None
         checkpointing = Checkpointing(JOB_DIR, self.memory, desks.time, FakeJournal(), client)
         self.desk = CheckpointDesk(checkpointing, desks.time, has_store)
+        self.parts: FakeParts | None = None
 
     @property
     def mesh(self) -> Mesh:
@@ -250,3 +275,43 @@ def test_what_the_store_has_already_is_not_written_again() -> None:
     desks.settle()
     assert answers(box) == [(1, True, STAMP.step)]
     assert not desks.all[0].persisters.box.sent
+
+
+def with_parts() -> tuple[Desks, list[FakeParts], FakeBox]:
+    """A checkpoint is asked for, and every node waits for what others keep for its ranks."""
+    desks, box = Desks(2), FakeBox()
+    every = [FakeParts() for _ in desks.all]
+    for node, parts in zip(desks.all, every, strict=True):
+        node.parts = parts
+    desks.begin_mesh()
+    desks.all[LEADER].desk.ask(box, None, "asked", ticket=1)
+    desks.settle()
+    assert not answers(box) and all(len(parts.waiting) == 1 for parts in every)
+    return desks, every, box
+
+
+def test_no_node_surveys_before_its_parts_are_here_and_they_are_given_back() -> None:
+    desks, every, box = with_parts()
+    assert not any(parts.given_back for parts in every)
+    for parts in every:
+        parts.come()
+    desks.settle()
+    assert answers(box) == [(1, True, STAMP.step)]
+    assert all(parts.given_back for parts in every)
+
+
+def test_a_part_that_cannot_be_had_ends_the_attempt_and_the_next_step_is_tried() -> None:
+    desks, every, box = with_parts()
+    every[1].come("it is gone")
+    desks.settle()
+    assert not answers(box), "a newer step may do"
+    assert not every[LEADER].waiting and every[LEADER].given_back
+
+
+def test_a_mesh_that_ends_leaves_nobody_waiting_for_parts() -> None:
+    desks, every, box = with_parts()
+    desks.begin_mesh()
+    assert answers(box) == [(1, False, STAMP.step)]
+    assert not any(parts.waiting for parts in every)
+    slot = Slot(desks.all[1].memory, slot_path(JOB_DIR, 1, 0))
+    assert slot.lock(exclusive=True), "its rank may write there again"

@@ -3,7 +3,7 @@ another life of the leader hears everything again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,8 @@ from keepstep.model.messages.peers import (
     VoteToAll,
     VoteToLeader,
 )
-from keepstep.model.restore_sources import RestoreSource
+from keepstep.model.restore_sources import RestoreSource, SharedSources
+from keepstep.model.shares import RankRun, Share
 from keepstep.model.snapshot import Stamp
 from keepstep.runtime.keeper.left_behind import LeftBehind
 from keepstep.runtime.keeper.resume import Resume, Then
@@ -106,6 +107,7 @@ class FakeResumeNodes:
         self.said: list[VoteToAll] = []
         self.linked: list[Mapping[int, RestoreSource]] = []
         self.fetching: list[tuple[int, Stamp, Then]] = []
+        self.bringing: list[tuple[Sequence[SharedSources], Stamp, Then]] = []
         self.forgotten: list[Stamp | None] = []
         self.given_up: list[tuple[Stamp | None, int]] = []  # as an epoch began
         self.began = lambda: None
@@ -126,6 +128,15 @@ class FakeResumeNodes:
 
     def restorable(self, proven: Mapping[int, frozenset[Stamp]]) -> Mapping[int, frozenset[Stamp]]:
         return {}
+
+    def shares(self) -> Mapping[tuple[int, Stamp], Share]:
+        return {}
+
+    def are_on_one(self, ranks: Sequence[int]) -> bool:
+        return False
+
+    def fetch_parts(self, shared: Sequence[SharedSources], stamp: Stamp, then: Then) -> None:
+        self.bringing.append((shared, stamp, then))
 
     def sources(
         self, wanted: list[int], stamp: Stamp, proven: Mapping[int, frozenset[Stamp]]
@@ -490,3 +501,52 @@ def test_what_another_world_has_left_is_told_for_who_has_nothing_of_its_own() ->
     host.resume.joined(JoinVote(1, RANKS, 1, ()))
     told = [body for body in nodes.heard if isinstance(body, RankJoined)]
     assert [(t.foreign_world, t.completed_step) for t in told] == [(None, 5), (RANKS + 1, 3)]
+
+
+SHARED = SharedSources((RestoreSource(0, (0,)), RestoreSource(2, (1,))))
+
+
+def shared_offer(number: int, had_differed: bool = False) -> OfferWord:
+    """Ranks 0 and 2 share it, and rank 3 has to be given its own."""
+    return replace(offer(number, lacking=(3,)), shared=(SHARED,), had_differed=had_differed)
+
+
+def offered(host: VotingHost) -> dict[int, tuple[RankRun, ...]]:
+    """By rank: the replicas that it was told of."""
+    return {r: m.replicas for r, m in host.told if isinstance(m, StateOffered)}
+
+
+@pytest.mark.parametrize("had_differed", [False, True])
+def test_parts_are_brought_behind_what_ranks_lack_and_before_anybody_loads(
+    had_differed: bool,
+) -> None:
+    host, nodes = following()
+    host.resume.receive(shared_offer(10, had_differed))
+    [(_, _, came)] = nodes.fetching
+    assert not nodes.bringing and not offered(host)
+    came(None)
+    [(shared, stamp, here)] = nodes.bringing
+    assert shared == (SHARED,) and stamp == STAMP and not offered(host)
+    here(None)
+    runs = () if had_differed else (RankRun(0, 2, 2),)
+    assert offered(host) == {2: runs, 3: ()}
+
+
+def test_who_lacks_a_part_cannot_use_the_offer_and_says_why() -> None:
+    host, nodes = following()
+    host.resume.receive(shared_offer(10))
+    nodes.fetching[0][2](None)
+    nodes.bringing[0][2]("rank 0 keeps a part of it, and it is gone")
+    assert list(offered(host)) == [3]
+    [answer] = [word for word in nodes.heard if isinstance(word, StateUnusable)]
+    assert answer.rank == 2 and "rank 0 keeps a part" in answer.why
+
+
+def test_parts_of_an_older_offer_count_for_nothing() -> None:
+    host, nodes = following()
+    host.resume.receive(shared_offer(10))
+    nodes.fetching[0][2](None)
+    host.resume.receive(offer(11, stamp=Stamp(STAMP.step - 1, STAMP.epoch)))
+    before = len(host.told)
+    nodes.bringing[0][2](None)
+    assert len(host.told) == before

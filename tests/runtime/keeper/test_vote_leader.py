@@ -3,7 +3,7 @@ an older one counts for nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from keepstep.model.messages.peers import (
     VoteToAll,
 )
 from keepstep.model.restore_sources import RestoreSource
+from keepstep.model.shares import Share
 from keepstep.model.snapshot import Stamp
 from keepstep.runtime.keeper.vote_leader import VoteLeader
 from tests.runtime.fakes import FakeJournal, FakeTime
@@ -41,6 +42,7 @@ class FakeVoteNodes:
         self.said: list[VoteToAll] = []
         self.silent: frozenset[int] = frozenset()
         self.elsewhere: Mapping[int, frozenset[Stamp]] = {}
+        self.shared: dict[tuple[int, Stamp], Share] = {}
 
     def to_all(self, body: VoteToAll) -> None:
         self.said.append(body)
@@ -50,6 +52,12 @@ class FakeVoteNodes:
 
     def restorable(self, proven: Mapping[int, frozenset[Stamp]]) -> Mapping[int, frozenset[Stamp]]:
         return self.elsewhere
+
+    def shares(self) -> Mapping[tuple[int, Stamp], Share]:
+        return self.shared
+
+    def are_on_one(self, ranks: Sequence[int]) -> bool:
+        return set(ranks) <= {0, 1}
 
     def sources(
         self, wanted: list[int], stamp: Stamp, proven: Mapping[int, frozenset[Stamp]]
@@ -339,3 +347,36 @@ def test_what_is_left_out_for_a_doubt_is_named_and_the_store_hears_of_it_once(
     election.load_all(election.offer.offer)
     assert len(election.of(TrainingPermitted)) == 2
     assert len(election.doubted) == has_store and len(election.journal.of("condemned")) == 1
+
+
+PART = Share(7, 2)
+
+
+def test_all_are_told_where_the_parts_of_what_nodes_share_come_from() -> None:
+    """Rank 2, of another node, is lost: its holder tells what it shared with rank 0."""
+    election = Election()
+    election.nodes.elsewhere = {2: frozenset({NEW})}
+    election.nodes.shared = {(2, NEW): PART}
+    election.join(0, NEW, shares=((NEW, PART),))
+    election.join(1, NEW, shares=((NEW, Share(8, 0)),))
+    election.join(2)
+    [shared] = election.offer.shared
+    assert [part.rank for part in shared.parts] == [0, 2] and not election.offer.had_differed
+    assert [source.rank for source in election.offer.sources] == [2]
+
+
+def test_ranks_of_one_node_need_no_parts_brought() -> None:
+    election = Election()
+    election.join(0, NEW, shares=((NEW, PART),))
+    election.join(1, NEW, shares=((NEW, PART),))
+    election.join(2, NEW)
+    assert election.offer.stamp == NEW and election.offer.shared == ()
+
+
+def test_who_had_differed_at_a_later_step_is_told_so() -> None:
+    election = Election()
+    for rank in range(RANKS):
+        share = Share(rank, 2)
+        election.join(rank, OLD, NEW, shares=((OLD, Share(9, 3)), (NEW, share)))
+    assert election.offer.stamp == OLD and election.offer.had_differed
+    assert [part.rank for part in election.offer.shared[0].parts] == [0, 1, 2]

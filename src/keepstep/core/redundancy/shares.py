@@ -38,6 +38,7 @@ class RankBlocks:
     still: frozenset[int]
     lacking: frozenset[int] = frozenset()  # blocks that others keep
     share: Share | None = None  # by which some of these are equal to others'; None: by checksums
+    payload_bytes: int = 0
 
     @cached_property
     def segments_in(self) -> Mapping[int, tuple[Segment, ...]]:

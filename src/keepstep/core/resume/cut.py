@@ -26,7 +26,8 @@ from keepstep.model.snapshot import RankStatus, SlotState, Stamp
 class Holding(NamedTuple):
     """What one rank holds: sealed stamps, the one being written, the newest step it has decided
     about, and what of those stamps it shares. `digests`: of the sealed stamps that have one, in
-    their order; they may be compared with those of the same `group`."""
+    their order; they may be compared with those of the same `group`. `plan`: the number of that by
+    which it shares, 0 without one."""
 
     sealed: frozenset[Stamp]
     pending: Stamp | None
@@ -34,6 +35,7 @@ class Holding(NamedTuple):
     group: int = 0
     digests: tuple[tuple[Stamp, int], ...] = ()
     shares: tuple[tuple[Stamp, Share], ...] = ()
+    plan: int = 0
 
 
 def holding_of(status: RankStatus) -> Holding:
@@ -53,7 +55,7 @@ def holding_of(status: RankStatus) -> Holding:
         told = [(v.stamp, v.digest) for v in slots if v.digest and v.state is SlotState.SEALED]
         digests = tuple(sorted(told))
     holds = (sealed, pending[0] if pending else None, status.decided_step)
-    return Holding(*holds, status.replica_group, digests, shares)
+    return Holding(*holds, status.replica_group, digests, shares, status.share_plan)
 
 
 def common(sealed: Sequence[Iterable[Stamp]]) -> frozenset[Stamp]:
@@ -64,7 +66,13 @@ def common(sealed: Sequence[Iterable[Stamp]]) -> frozenset[Stamp]:
 
 def agree(stamp: Stamp, holdings: Iterable[Holding]) -> bool:
     """Whether what each of them does not keep itself of `stamp` is kept by the others."""
-    told = [share for holding in holdings for at, share in holding.shares if at == stamp]
+    return is_complete(
+        [share for holding in holdings for at, share in holding.shares if at == stamp]
+    )
+
+
+def is_complete(told: Sequence[Share]) -> bool:
+    """The same, by what each of them tells of that stamp."""
     counts = Counter(share.digest for share in told)
     return all(counts[share.digest] >= share.ranks for share in told)
 

@@ -20,6 +20,8 @@ nothing is offered before every node has told what it holds. A stamp after which
 twice without completing another step is condemned: its bytes are what was captured, but perhaps
 what was captured was already wrong. It is taken only when there is nothing else but a fresh start.
 A stamp at which replicas differ, and what was computed from it, is wrong for sure, and never taken.
+A stamp that ranks share (model/shares.py) counts only when all parts of it are there, and are of
+one snapshot.
 What one rank doubts, because a step has wrong numbers, is offered to nobody, and nobody starts
 afresh for a doubt alone. The permission to go says which that was, so that no later vote, in which
 nobody remembers the doubt, offers it.
@@ -35,8 +37,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from keepstep.core.detection.replicas import sound
-from keepstep.core.resume.cut import common
+from keepstep.core.resume.cut import common, is_complete
 from keepstep.model.checkpoint import StoreListing
+from keepstep.model.shares import Share
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import counted, every
 
@@ -47,8 +50,8 @@ NOT_READ = StoreListing(())
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """What a rank brings: proven stamps, and why others it has are unusable. `group`, `digests`:
-    of those stamps, as in `core/resume/cut.py`, `Holding`."""
+    """What a rank brings: proven stamps, and why others it has are unusable. `group`, `digests`,
+    `shares`: of those stamps, as in `core/resume/cut.py`, `Holding`."""
 
     rank: int
     world_size: int
@@ -60,6 +63,7 @@ class Ballot:
     digests: tuple[tuple[Stamp, int], ...] = ()
     doubted_from: int | None = None  # states of that step and of later ones may be wrong
     goes_on: bool = True  # this launch of the job has trained on what the rank's memory holds
+    shares: tuple[tuple[Stamp, Share], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,8 @@ class Vote:
     silent_nodes: frozenset[int] = frozenset()  # their inventories are awaited
     # what each rank can be given by other nodes
     elsewhere: Mapping[int, frozenset[Stamp]] = field(default_factory=dict)
+    # what other nodes' snapshots of ranks tell of what these share
+    shared_elsewhere: Mapping[tuple[int, Stamp], Share] = field(default_factory=dict)
     permitted: Go | None = None  # the last permission
     condemned: frozenset[Stamp] = frozenset()
 
@@ -194,14 +200,22 @@ class Vote:
             self.offer = None
 
     def restorable(
-        self, silent_nodes: frozenset[int], elsewhere: Mapping[int, frozenset[Stamp]]
+        self,
+        silent_nodes: frozenset[int],
+        elsewhere: Mapping[int, frozenset[Stamp]],
+        shared: Mapping[tuple[int, Stamp], Share] | None = None,
     ) -> list[Action]:
-        """What nodes have told they hold: which ones have not yet, and what each rank can be
-        given."""
-        before = (self.silent_nodes, self.elsewhere)
+        """What nodes have told they hold: which ones have not yet, what each rank can be given, and
+        what that tells of shares."""
+        before = (self.silent_nodes, self.elsewhere, self.shared_elsewhere)
         self.silent_nodes, self.elsewhere = silent_nodes, elsewhere
+        self.shared_elsewhere = shared or {}
         self.epoch = max([self.epoch, *(s.epoch for stamps in elsewhere.values() for s in stamps)])
-        return self._decide() if self.offer is None and before != (silent_nodes, elsewhere) else []
+        return (
+            self._decide()
+            if self.offer is None and before != (*(silent_nodes, elsewhere, self.shared_elsewhere),)
+            else []
+        )
 
     def listed(self, listing: StoreListing) -> list[Action]:
         """What the store has."""
@@ -320,7 +334,10 @@ class Vote:
         restorable_stamps = [
             b.holds | self.elsewhere.get(r, frozenset()) for r, b in self.ballots.items()
         ]
-        reachable = common(restorable_stamps)
+        everywhere = common(restorable_stamps)
+        reachable = frozenset(s for s in everywhere if is_complete([*self.shares_of(s).values()]))
+        if apart := everywhere - reachable:
+            after += f"; what ranks share of {max(apart)} is not of one snapshot, or not all there"
         agreed = sound(list(self.ballots.values()), reachable)
         if reachable > agreed:
             after += f"; replicas differ since {min(reachable - agreed)}"
@@ -360,6 +377,22 @@ class Vote:
             why = f"{why_not_memory}, and there is {self._no_checkpoint()}. Give a store, or start"
             return [Refuse(f"{why} over with KEEPSTEP_FRESH=1 (keepstep run --fresh)", True)]
         return self._without_source(why_not_memory, after)
+
+    def shares_of(self, stamp: Stamp) -> dict[int, Share]:
+        """What each rank's snapshot of `stamp` tells of what it shares, by rank."""
+        found = {}
+        for rank, ballot in self.ballots.items():
+            told = dict(ballot.shares) if stamp in ballot.holds else {}
+            share = told.get(stamp) or self.shared_elsewhere.get((rank, stamp))
+            if share is not None:
+                found[rank] = share
+        return found
+
+    def had_differed(self, stamp: Stamp) -> bool:
+        """Whether ranks that share have sealed a later step, and not as one snapshot."""
+        held = common([ballot.holds for ballot in self.ballots.values()])
+        newer = [s for s in held if s > stamp]
+        return any(not is_complete([*self.shares_of(s).values()]) for s in newer)
 
     def _offer_memory(self, best: Stamp, instead: str, after: str) -> list[Action]:
         """`instead`: of what is newer and not taken; `after`: what has failed before."""

@@ -47,10 +47,12 @@ from keepstep.model.messages.peers import (
     RanksTrain,
     SafetyWord,
     SeveralMessages,
+    SharesWord,
     VoteBody,
     VoteWord,
 )
 from keepstep.model.restore_sources import RestoreSource
+from keepstep.model.shares import RankRun
 
 MIN_SECRET_BYTES = 16
 
@@ -80,6 +82,9 @@ def flaw_of_peer(node: int, message: MeshMessage, mesh: Mesh) -> str:
             return ""
         case HorizonWord() | SafetyWord() | AllEnded():
             return _unless_leading(node)
+        case SharesWord():
+            runs = [run for each in message.classes for run in each.runs]
+            return _unless_leading(node) or _flaw_of_runs(runs, mesh)
         case NodeReport():
             return _unless_there([rank for row in message.ranks for rank in row.ranks], node, mesh)
         case LinkReport():
@@ -192,8 +197,16 @@ def _flaw_of_vote(node: int, body: VoteBody, mesh: Mesh) -> str:
         case TrainingPermitted() | VoteRefused() | VoteDelayed() | HaltOrder():
             return _unless_leading(node)
         case OfferWord():
-            flaws = (_flaw_of_source(source, mesh) for source in body.sources)
+            parts = [part for shared in body.shared for part in shared.parts]
+            flaws = (_flaw_of_source(source, mesh) for source in [*body.sources, *parts])
             return _unless_leading(node) or next((flaw for flaw in flaws if flaw), "")
+
+
+def _flaw_of_runs(runs: Iterable[RankRun], mesh: Mesh) -> str:
+    for first, count, stride in runs:
+        if not count or first + (count - 1) * max(1, stride) >= mesh.world_size:
+            return f"expected ranks below {mesh.world_size}, found {count} from {first} on"
+    return ""
 
 
 def _flaw_of_source(source: RestoreSource, mesh: Mesh) -> str:

@@ -1,6 +1,7 @@
-"""Horizon page: the newest horizon a node knows, read by its ranks at each step boundary.
+"""Horizon page: the newest horizon a node knows, and the newest share classes, read by its ranks at
+each step boundary.
 
-The node's keeper writes it, the ranks of the node read it: a double-buffered page in the job
+The node's keeper writes them, the ranks of the node read them: two double-buffered pages in the job
 directory. A horizon that is out of date is still a safe one (core/resume/commit.py), but only
 within its epoch: a reader that trains in another epoch reads an empty horizon.
 """
@@ -8,12 +9,14 @@ within its epoch: a reader that trains in another epoch reads an empty horizon.
 from __future__ import annotations
 
 import json
+from collections.abc import Container, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from keepstep.edge.shm.double_buffered_page import MAX_BODY_BYTES, DoubleBufferedPage
-from keepstep.errors import DamageError
+from keepstep.errors import DamageError, MemoryBudgetError
+from keepstep.model.bounds import U64
 from keepstep.model.decoding import (
     a_count,
     a_list,
@@ -24,10 +27,12 @@ from keepstep.model.decoding import (
 )
 from keepstep.model.horizon import Horizon
 from keepstep.model.replicas import ReplicaDifference
+from keepstep.model.shares import RankRun, ShareClass
 from keepstep.model.snapshot import Stamp
 from keepstep.ports import Memory
 
 MAX_ALIVE = 40  # two slots a rank make two at most; a page has room for so many
+CLASSES_HEAD_BYTES = 32  # around the rows of share classes
 MAX_NAMED = 32  # ranks; one that ends is enough for all to go back
 
 
@@ -37,6 +42,8 @@ class HorizonPage:
         Raises OSError, ValueError."""
         open_page = DoubleBufferedPage.ensure if make else DoubleBufferedPage.open
         self._page = open_page(memory, job_dir / "horizon")
+        self._classes_path, self._memory = job_dir / "share-classes", memory
+        self._classes: DoubleBufferedPage | None = None  # there is none before somebody shares
 
     def write(self, horizon: Horizon) -> None:
         alive = sorted(horizon.alive)[:MAX_ALIVE]
@@ -69,8 +76,49 @@ class HorizonPage:
         body = self._page.read()
         return _horizon(body) if body else Horizon(-1)
 
+    def write_classes(
+        self, epoch: int, classes: Iterable[ShareClass], ranks: Container[int]
+    ) -> None:
+        """Those that some of these ranks are members of. What does not fit is left out: then nobody
+        here goes by it, as where there is no room for the page."""
+        if self._classes is None:
+            try:
+                self._classes = DoubleBufferedPage.ensure(self._memory, self._classes_path)
+            except (OSError, MemoryBudgetError):
+                return
+        room, rows = MAX_BODY_BYTES - CLASSES_HEAD_BYTES, []
+        for each in classes:
+            if any(rank in ranks for rank in each.members):
+                words = [each.runs, f"{each.told:x}", f"{each.number:x}", each.is_over]
+                row = json.dumps(words, separators=(",", ":"))
+                room -= len(row) + 1
+                if room < 0:
+                    break
+                rows.append(row)
+        self._classes.write(f"[{epoch},[{','.join(rows)}]]".encode())
+
+    def classes(self, epoch: int) -> tuple[ShareClass, ...] | None:
+        """Of that epoch, as far as they are known here; None when nothing is."""
+        found, classes = self._read_classes()
+        return classes if found == epoch else None
+
+    def last_classes(self) -> tuple[ShareClass, ...]:
+        """Of whatever epoch."""
+        return self._read_classes()[1]
+
+    def _read_classes(self) -> tuple[int, tuple[ShareClass, ...]]:
+        if self._classes is None:
+            try:
+                self._classes = DoubleBufferedPage.open(self._memory, self._classes_path)
+            except (OSError, ValueError):
+                return -1, ()
+        body = self._classes.read()
+        return (-1, ()) if body is None else _share_classes(body)
+
     def close(self) -> None:
         self._page.close()
+        if self._classes is not None:
+            self._classes.close()
 
 
 @lru_cache(maxsize=1 << 4)
@@ -97,6 +145,35 @@ def _horizon(body: bytes) -> Horizon:
             )
     except DamageError:
         return Horizon(-1)
+
+
+@lru_cache(maxsize=1 << 4)
+def _share_classes(body: bytes) -> tuple[int, tuple[ShareClass, ...]]:
+    """And their epoch."""
+    try:
+        with decoding("share classes"):
+            epoch, rows = a_list(from_json(body))
+            return a_whole_number(epoch), tuple(map(_share_class, a_list(rows)))
+    except DamageError:
+        return -1, ()
+
+
+def _share_class(row: Any) -> ShareClass:
+    runs, told, number, is_over = a_list(row)
+    return ShareClass(
+        tuple(RankRun(*counts(run)) for run in a_list(runs)),
+        a_checksum(told),
+        a_checksum(number),
+        is_over is True,
+    )
+
+
+def a_checksum(word: Any) -> int:
+    """64 bits, as JSON's numbers of ours have room for 63. Raises ValueError."""
+    found = int(word, 16) if isinstance(word, str) else -1
+    if not 0 <= found <= U64:
+        raise ValueError(f"expected 64 bits in hexadecimal, found {word!r:.40}")
+    return found
 
 
 def _told(difference: ReplicaDifference | None) -> list[Any] | None:

@@ -1,8 +1,9 @@
 """Whole: a snapshot of which other ranks keep blocks, put together from their slots.
 
 Comes in: a sealed slot. Goes out: the same slot with nothing lacking: a map in which the blocks
-that it has not are those of its neighbours (the slots beside it, of the same stamp), of which their
-tables say that they are equal. Copies nothing. Equal means equal XXH3-64 and length; where a block
+that it has not are those of its neighbours (the slots of the same stamp beside it, among what was
+brought here for it, and among what rests here for other nodes), of which their tables say
+that they are equal. Copies nothing. Equal means equal XXH3-64 and length; where a block
 was left to others on a device there is no XXH3 of this rank's own, and equal means that both told
 one digest of all that they share. Whoever reads proves every block by this slot's own table, as
 that of any slot, and a block of the latter kind by its keeper's.
@@ -21,6 +22,9 @@ from keepstep.errors import DamageError
 from keepstep.model.shares import Share, blocks_of, is_same_share
 from keepstep.model.snapshot import SlotHeader, SlotState
 from keepstep.ports import Memory
+
+SHARED = "shared"  # below it lies what ranks of other nodes keep for those here, while it is needed
+_PARTS = (SHARED, "held")  # the latter may be overwritten where ranks train meanwhile
 
 
 @contextmanager
@@ -84,14 +88,16 @@ def _neighbours(
     memory: Memory, path: Path, header: SlotHeader, opened: ExitStack
 ) -> Iterator[_Neighbour]:
     root = path.parent.parent
-    for rank in ranks_in(memory, root):
-        if rank == header.rank:
-            continue
-        for other in slot_paths(memory, root, rank):
-            found = _open(memory, other, header, opened)
-            if found is not None:
-                yield found
-                break
+    job_dir = root.parent if root.name in _PARTS else root
+    for place in (job_dir, *(job_dir / part for part in _PARTS)):
+        for rank in ranks_in(memory, place):
+            if rank == header.rank:
+                continue
+            for other in slot_paths(memory, place, rank):
+                found = _open(memory, other, header, opened)
+                if found is not None:
+                    yield found
+                    break
 
 
 def _open(memory: Memory, path: Path, header: SlotHeader, opened: ExitStack) -> _Neighbour | None:

@@ -17,6 +17,7 @@ from keepstep.model.bounds import (
     WorldSize,
 )
 from keepstep.model.mesh import Mesh
+from keepstep.model.shares import RankRun, Share
 from keepstep.model.snapshot import Stamp
 
 StateSource = Literal["memory", "store", "fresh"]
@@ -30,7 +31,7 @@ class JoinVote:
     of a job with so many ranks. `fresh`: it belongs to a run that is to start over, and has not
     begun it yet. `group`, `digests`: as in `core/resume/cut.py`, `Holding`. `doubted_from`: states
     of that step and of later ones may be wrong. `goes_on`: the present launch of the job has
-    trained on what memory holds here."""
+    trained on what memory holds here. `shares`: what those stamps tell of what it shares."""
 
     KIND: ClassVar[str] = "join"
     rank: Rank
@@ -43,6 +44,7 @@ class JoinVote:
     digests: tuple[tuple[Stamp, Checksum], ...] = ()
     doubted_from: StepNumber | None = None
     goes_on: bool = True
+    shares: tuple[tuple[Stamp, Share], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,9 @@ class HaltOrder:
 @dataclass(frozen=True, slots=True)
 class StateOffered:
     """Load this, prove it, forget what is newer, and say how that went. `step` is -1 for a fresh
-    start. `keeps_newer`: what is newer is forgotten when all may go, not now."""
+    start. `keeps_newer`: what is newer is forgotten when all may go, not now. `replicas`: the ranks
+    of several nodes that share it, this one among them, and may go on so; none where there are
+    none."""
 
     KIND: ClassVar[str] = "offer"
     offer: Count
@@ -171,6 +175,7 @@ class StateOffered:
     epoch: Count
     why: Sentence
     keeps_newer: bool = False
+    replicas: tuple[RankRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,14 @@ from keepstep.model.messages.keeper_rank import (
 )
 from keepstep.model.messages.persister import ActName
 from keepstep.model.replicas import ReplicaDifference
-from keepstep.model.restore_sources import HeldParity, HeldSnapshot, RestoreSource
-from keepstep.model.shares import Share, blocks_of
+from keepstep.model.restore_sources import (
+    HeldParity,
+    HeldShare,
+    HeldSnapshot,
+    RestoreSource,
+    SharedSources,
+)
+from keepstep.model.shares import Share, ShareClass, blocks_of
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import PAGE_BYTES
 from keepstep.model.wire import MAX_ADDRESSES, MAX_STREAMS, BlockRange
@@ -61,12 +67,13 @@ class InventoryReport:
     mesh_version: Count
     snapshots: tuple[HeldSnapshot, ...]
     parities: tuple[HeldParity, ...]
+    shares: tuple[HeldShare, ...] = ()
 
 
 class RanksReport(NamedTuple):
     """The snapshots of each of these ranks, which are alike: sealed, being written, and proven by
     all their holders; and the newest step about which the rank has decided. `group`, `digests`,
-    `shares`: of what other ranks have, too (`core/resume/cut.py`, `Holding`)."""
+    `shares`, `plan`: of what other ranks have, too (`core/resume/cut.py`, `Holding`)."""
 
     ranks: tuple[Rank, ...]
     sealed: tuple[Stamp, ...]
@@ -76,6 +83,7 @@ class RanksReport(NamedTuple):
     group: Checksum = 0
     digests: tuple[tuple[Stamp, Checksum], ...] = ()
     shares: tuple[tuple[Stamp, Share], ...] = ()
+    plan: Checksum = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +148,16 @@ class HorizonWord:
     period_steps: Count = 1
     agreed_steps: Count = 0
     difference: ReplicaDifference | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SharesWord:
+    """Which ranks are replicas, on whichever nodes (`core/redundancy/share_classes.py`)."""
+
+    KIND: ClassVar[str] = "shares"
+    mesh_version: Count
+    epoch: Count
+    classes: tuple[ShareClass, ...]
 
 
 class NodeRange(NamedTuple):
@@ -264,13 +282,15 @@ class CopyUnavailable:
 
 @dataclass(frozen=True, slots=True)
 class FetchRanges:
-    """Send these bytes of a snapshot, as blocks."""
+    """Send these bytes of a snapshot, as blocks. `restores`: not for a copy that is on its way, but
+    by who restores, or writes a checkpoint."""
 
     KIND: ClassVar[str] = "fetch"
     mesh_version: Count
     rank: Rank
     stamp: Stamp
     ranges: tuple[BlockRange, ...]
+    restores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +315,7 @@ class RankJoined:
     `holds`: the stamps it has proven. `foreign_world`: its slots are of a job with so many ranks.
     `completed_step`: how far its last life had come; `failed`: whether that told of an error.
     `epoch`: the newest that its node knows. `fresh`: its run is to start over. `group`, `digests`,
-    `doubted_from`, `goes_on`: as in `JoinVote`.
+    `doubted_from`, `goes_on`, `shares`: as in `JoinVote`.
     """
 
     KIND: ClassVar[str] = "join"
@@ -312,6 +332,7 @@ class RankJoined:
     digests: tuple[tuple[Stamp, Checksum], ...] = ()
     doubted_from: StepNumber | None = None
     goes_on: bool = True
+    shares: tuple[tuple[Stamp, Share], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +355,9 @@ class RanksTrain:
 @dataclass(frozen=True, slots=True)
 class OfferWord:
     """To all: load this state. `sources`: where ranks that lack it fetch it from. `keeps_newer`:
-    what is newer in memory is forgotten when all may go, not now."""
+    what is newer in memory is forgotten when all may go, not now. `shared`: ranks that share it
+    over nodes. `had_differed`: at a later step than this one those who shared it were not
+    equal."""
 
     KIND: ClassVar[str] = "offer"
     offer: Count
@@ -343,6 +366,8 @@ class OfferWord:
     why: Sentence
     sources: tuple[RestoreSource, ...]
     keeps_newer: bool = False
+    shared: tuple[SharedSources, ...] = ()
+    had_differed: bool = False
 
 
 VoteToLeader = RankJoined | RankGone | StateLoaded | StateUnusable | RanksTrain | HaltWord
@@ -473,6 +498,7 @@ MeshMessage = (
     | LinkReport
     | RanksEnded
     | HorizonWord
+    | SharesWord
     | SafetyWord
     | AllEnded
     | SnapshotMessage

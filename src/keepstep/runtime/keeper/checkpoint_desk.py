@@ -28,7 +28,7 @@ from keepstep.model.messages.persister import ActName
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
 from keepstep.ports import Box, Clock
-from keepstep.runtime.keeper.checkpointing import Checkpointing
+from keepstep.runtime.keeper.checkpointing import Checkpointing, SnapshotParts
 
 # how long a node that follows waits at the end until the leader says that the last checkpoint is
 # written
@@ -42,6 +42,10 @@ class CheckpointNodes(Protocol):
     @property
     def mesh(self) -> Mesh:
         """Which they are."""
+
+    @property
+    def parts(self) -> SnapshotParts | None:
+        """What ranks of other nodes keep for those here."""
 
     def send_checkpoint(self, node: int, body: CheckpointBody) -> None:
         """A word about writing a checkpoint."""
@@ -147,7 +151,7 @@ class CheckpointDesk:
         """A mesh of these nodes begins. What was asked before is answered in it."""
         self._nodes = nodes
         self._leader_gone = ""
-        self._checkpointing.join_mesh(nodes.mesh, self._order)
+        self._checkpointing.join_mesh(nodes.mesh, self._order, nodes.parts)
 
     def _order(self, node: int, act: ActName, stamp: Stamp, attempt: int) -> None:
         self._send(node, ActOrdered(act, stamp, attempt))

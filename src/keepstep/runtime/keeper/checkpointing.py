@@ -8,6 +8,9 @@ waits until the step that it asks for is held by all ranks; then the slots of th
 
     survey (every node)  ->  part (every node)  ->  publish (the leader)
 
+Where ranks share a snapshot over nodes, each node first brings the parts that its ranks lack
+(`runtime/replication/share_parts.py`), and gives them back behind its part.
+
 An act begins when all nodes have answered the one before. On one machine there is one node, this
 one. On many, the keeper that leads decides about the stamp and orders the acts from the others. One
 attempt runs at a time; requests for steps that it covers are answered by it. When the store hung
@@ -48,6 +51,18 @@ NO_STORE = "the job has no store: give one with store=... or --store"
 Answer = Callable[[bool, str, bool], None]
 # node, act, stamp, attempt: have that node's keeper `carry_out` this
 Order = Callable[[int, ActName, Stamp, int], None]
+
+
+class SnapshotParts(Protocol):
+    """What ranks of other nodes keep for those here: `runtime/replication/share_parts.py`."""
+
+    def bring_to_store(
+        self, stamp: Stamp, attempt: int, then: Callable[[str | None], None], /
+    ) -> None:
+        """`then` hears None, or what cannot be had."""
+
+    def give_back(self, attempt: int, /) -> None:
+        """That one needs them no more, and waits no more for them."""
 
 
 class Asker(Protocol):
@@ -91,11 +106,13 @@ class RunningAttempt:
 @dataclass
 class MeshPart:
     """This node's part in the present mesh. `ranks`: of every node; empty in a job of one node.
-    `surveyed`: stamp and number of an attempt that another node leads and that pins slots here."""
+    `parts`: None where there are none to bring. `surveyed`: stamp and number of an attempt that
+    another node leads and that pins slots here."""
 
     node: int
     ranks: tuple[int, ...]
     order: Order
+    parts: SnapshotParts | None = None
     surveyed: tuple[Stamp, int] | None = None
 
 
@@ -120,6 +137,8 @@ class Checkpointing:
         self._overwritten: Stamp | None = None
         self._backoff = WriteBackoff()
         self._part = MeshPart(LEADER, (), _no_other_node)
+        # takes back what the persister is to be asked once parts are here
+        self._withdraw: Callable[[], None] | None = None
 
     @property
     def pending(self) -> bool:
@@ -315,11 +334,11 @@ class Checkpointing:
 
     # -- many nodes
 
-    def join_mesh(self, mesh: Mesh, order: Order) -> None:
+    def join_mesh(self, mesh: Mesh, order: Order, parts: SnapshotParts | None = None) -> None:
         """A mesh of these nodes begins, and what was under way is over. `order` only sends: answers
         come in by `answered` later."""
         self.give_up(f"mesh {mesh.version} begins")
-        self._part = MeshPart(mesh.node, tuple(m.ranks for m in mesh.members), order)
+        self._part = MeshPart(mesh.node, tuple(m.ranks for m in mesh.members), order, parts)
         self._refuse_unless_leading()
 
     def carry_out(self, act: ActName, stamp: Stamp, attempt: int, answer: Answer) -> None:
@@ -374,21 +393,41 @@ class Checkpointing:
     ) -> None:
         """Have this node's persister do its part of an act. `pins`: what must stand still until
         that is answered."""
+        node, parts, persister = self._part.node, self._part.parts, self._persister
+        asked = CheckpointAct(act, node, stamp.step, stamp.epoch, number, ranks, self._timeline)
 
         def answered(answer: ActDone) -> None:
             self._unanswered -= 1
             unpin(pins)
+            if parts is not None and (act != "survey" or answer.there or not answer.ok):
+                parts.give_back(number)
             heard(answer)
 
+        def brought(why: str | None) -> None:
+            self._withdraw = None
+            if persister is None:
+                answered(ActDone(False, NO_STORE))
+            elif why is not None:
+                answered(ActDone(False, f"{OVERWRITTEN}: {why}"))
+            else:
+                persister.ask(asked, answered)
+
+        if act == "drop" and self._withdraw is not None:
+            self._withdraw()
         self._unanswered += 1
-        if self._persister is None:
-            answered(ActDone(False, NO_STORE))
-            return
-        node = self._part.node
-        self._persister.ask(
-            CheckpointAct(act, node, stamp.step, stamp.epoch, number, ranks, self._timeline),
-            answered,
-        )
+        if act == "survey" and parts is not None and persister is not None:
+            self._withdraw = partial(self._take_back, number, pins)
+            parts.bring_to_store(stamp, number, brought)
+        else:
+            brought(None)
+
+    def _take_back(self, number: int, pins: Sequence[Slot]) -> None:
+        """Nobody waits for what the persister was to be asked."""
+        self._withdraw = None
+        self._unanswered -= 1
+        unpin(pins)
+        if self._part.parts is not None:
+            self._part.parts.give_back(number)
 
 
 def _no_other_node(node: int, act: ActName, stamp: Stamp, attempt: int) -> None:

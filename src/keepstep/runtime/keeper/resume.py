@@ -12,8 +12,9 @@ Invariant: what ranks answer about an offer that is not the newest counts for no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 from keepstep.core.numbers.halt import KeptWords
 from keepstep.core.resume.vote import Trust
@@ -41,7 +42,8 @@ from keepstep.model.messages.peers import (
     VoteToAll,
     VoteToLeader,
 )
-from keepstep.model.restore_sources import RestoreSource
+from keepstep.model.restore_sources import RestoreSource, SharedSources
+from keepstep.model.shares import RankRun, Share
 from keepstep.model.snapshot import Stamp
 from keepstep.ports import Clock, Journal
 from keepstep.runtime.keeper.left_behind import LeftBehind
@@ -94,6 +96,10 @@ class ResumeNodes(VoteNodes, Protocol):
     def fetch(self, source: RestoreSource, stamp: Stamp, then: Then) -> None:
         """Bring a rank's snapshot here; `then` hears None, or why it cannot be had."""
 
+    def fetch_parts(self, shared: Sequence[SharedSources], stamp: Stamp, then: Then) -> None:
+        """Bring what ranks of other nodes keep for those here; `then` hears None, or what cannot be
+        had. They stay until all train on, or others are brought."""
+
     def tell_inventory(self) -> None:
         """Tell the keeper that decides what this node holds now, for whoever lives where."""
 
@@ -132,6 +138,14 @@ class OneNode:
         """See `VoteNodes`."""
         return {}
 
+    def shares(self) -> Mapping[tuple[int, Stamp], Share]:
+        """See `VoteNodes`."""
+        return {}
+
+    def are_on_one(self, ranks: Sequence[int]) -> bool:
+        """See `VoteNodes`."""
+        return True
+
     def sources(
         self, wanted: list[int], stamp: Stamp, proven: Mapping[int, frozenset[Stamp]]
     ) -> Mapping[int, RestoreSource]:
@@ -140,6 +154,10 @@ class OneNode:
 
     def link_with_sources(self, sources: Mapping[int, RestoreSource]) -> None:
         """There are none."""
+
+    def fetch_parts(self, shared: Sequence[SharedSources], stamp: Stamp, then: Then) -> None:
+        """See `ResumeNodes`."""
+        then(None)
 
     def fetch(self, source: RestoreSource, stamp: Stamp, then: Then) -> None:
         """See `ResumeNodes`."""
@@ -162,6 +180,11 @@ class MeshVote:
         self.offer = -1  # the number of the newest that was heard here
         self.handed: set[int] = set()  # ranks here that have it, or for which it is being fetched
         self.awaited: set[int] = set()  # of those, for which it is being fetched
+        self.shared: tuple[SharedSources, ...] = ()  # by ranks of several nodes
+        # whether what ranks of other nodes keep for those here has come, and why it cannot be had
+        self.parts: Literal["wanted", "coming", "here"] = "here"
+        self.why_no_parts = ""
+        self.had_differed = False
         self.ready: dict[int, None] = {}  # of those, who can be told
         self.permitted: TrainingPermitted | None = None  # what ranks here train by
         self.halts = KeptWords()
@@ -247,6 +270,7 @@ class Resume:
             digests=join.digests,
             doubted_from=join.doubted_from,
             goes_on=join.goes_on,
+            shares=join.shares,
         )
         current.joins[rank] = joined
         current.answers.pop(rank, None)
@@ -348,17 +372,20 @@ class Resume:
         offer = StateOffered(
             word.offer, word.source, stamp.step, stamp.epoch, word.why, word.keeps_newer
         )
+        sources = {source.rank: source for source in word.sources}
         if word.offer != current.offer:  # else it is said again, for somebody who asked once more
             current.offer = word.offer
             current.handed.clear()
             current.awaited.clear()
             current.ready.clear()
             self._hear_of(word)
+            current.shared, current.had_differed = word.shared, word.had_differed
+            current.parts = "wanted" if word.shared else "here"
+            current.why_no_parts = ""
         ranks = [rank for rank in self._host.here() if rank not in current.handed]
         if not ranks:
             return
         current.handed.update(ranks)
-        sources = {source.rank: source for source in word.sources}
         current.nodes.link_with_sources(sources)
         current.awaited.update(rank for rank in ranks if rank in sources)
         current.ready.update((rank, None) for rank in ranks if rank not in sources)
@@ -397,9 +424,35 @@ class Resume:
         the others' parts."""
         if current.awaited or offer.offer != current.offer:
             return
+        if current.parts == "wanted":
+            # behind what ranks here lack themselves: of one snapshot there is one fetch at a time
+            current.parts = "coming"
+            stamp, then = Stamp(offer.step, offer.epoch), partial(self._has_parts, current, offer)
+            current.nodes.fetch_parts(current.shared, stamp, then)
+            return
+        if current.parts == "coming":
+            return
         ready, current.ready = current.ready, {}
         for rank in ready:
-            self._host.tell(rank, offer)
+            replicas = self._replicas_of(current, rank)
+            if current.why_no_parts and replicas:
+                self.failed(StateUnusable(rank, offer.offer, current.why_no_parts))
+            else:
+                goes_on = () if current.had_differed else replicas
+                self._host.tell(rank, replace(offer, replicas=goes_on))
+
+    def _has_parts(self, asked_in: MeshVote, offer: StateOffered, why: str | None) -> None:
+        if asked_in is not self._current or offer.offer != asked_in.offer:
+            return
+        asked_in.parts, asked_in.why_no_parts = "here", why or ""
+        self._tell_ready(asked_in, offer)
+
+    def _replicas_of(self, current: MeshVote, rank: int) -> tuple[RankRun, ...]:
+        """The ranks of several nodes that share with that one, this one among them."""
+        for shared in current.shared:
+            if any(part.rank == rank for part in shared.parts):
+                return shared.runs
+        return ()
 
     def _go(self, go: TrainingPermitted) -> None:
         current = self._current

@@ -43,7 +43,8 @@ from keepstep.model.messages.peers import (
     VoteToAll,
     VoteToLeader,
 )
-from keepstep.model.restore_sources import RestoreSource
+from keepstep.model.restore_sources import RestoreSource, SharedSources
+from keepstep.model.shares import Share
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MS_NS, counted
 from keepstep.ports import Clock, Journal
@@ -75,6 +76,12 @@ class VoteNodes(Protocol):
     def restorable(self, proven: Mapping[int, frozenset[Stamp]]) -> Mapping[int, frozenset[Stamp]]:
         """The stamps that each rank can be given by other nodes. `proven`: what each rank that has
         joined holds itself."""
+
+    def shares(self) -> Mapping[tuple[int, Stamp], Share]:
+        """What snapshots that nodes hold for others tell of shares, by rank and stamp."""
+
+    def are_on_one(self, ranks: Sequence[int]) -> bool:
+        """Whether all of them live on one node."""
 
     def sources(
         self, wanted: list[int], stamp: Stamp, proven: Mapping[int, frozenset[Stamp]]
@@ -146,6 +153,7 @@ class VoteLeader:
             digests=body.digests,
             doubted_from=body.doubted_from,
             goes_on=body.goes_on,
+            shares=body.shares,
         )
         actions = vote.joined(ballot)
         self._carry_out(vote, actions or self._look_elsewhere(vote, {}))
@@ -193,7 +201,7 @@ class VoteLeader:
             vote.silent_nodes = silent
             return []
         proven = {rank: ballot.holds for rank, ballot in vote.ballots.items()} | dict(coming)
-        return vote.restorable(silent, self._nodes.restorable(proven))
+        return vote.restorable(silent, self._nodes.restorable(proven), self._nodes.shares())
 
     def ranks_are_gone(self, ranks: Sequence[int]) -> None:
         """They have ended, or their node is lost."""
@@ -247,14 +255,35 @@ class VoteLeader:
                 offer=offer.number,
             )
         sources: Mapping[int, RestoreSource] = {}
+        shared: tuple[SharedSources, ...] = ()
         if offer.source == "memory":
             proven = {rank: ballot.holds for rank, ballot in vote.ballots.items()}
             without = [rank for rank, holds in proven.items() if offer.stamp not in holds]
             sources = self._nodes.sources(without, offer.stamp, proven)
+            shared = self._shared(vote, offer.stamp, proven)
         source = cast(StateSource, offer.source)
         given = tuple(sources.values())
         self._nodes.to_all(
-            OfferWord(offer.number, source, offer.stamp, offer.why, given, offer.keeps_newer)
+            OfferWord(
+                *(offer.number, source, offer.stamp, offer.why, given, offer.keeps_newer),
+                *(shared, vote.had_differed(offer.stamp)),
+            )
+        )
+
+    def _shared(
+        self, vote: Vote, stamp: Stamp, proven: Mapping[int, frozenset[Stamp]]
+    ) -> tuple[SharedSources, ...]:
+        """Where the parts of what ranks of several nodes share come from."""
+        alike: dict[int, list[int]] = {}
+        told = vote.shares_of(stamp)
+        lacking = {share.digest for share in told.values() if share.ranks > 1}
+        for rank, share in told.items():
+            if share.digest in lacking:
+                alike.setdefault(share.digest, []).append(rank)
+        return tuple(
+            SharedSources(tuple(self._nodes.sources(ranks, stamp, proven).values()))
+            for ranks in alike.values()
+            if not self._nodes.are_on_one(ranks)
         )
 
     def _permit(self, go: Go) -> None:

@@ -25,6 +25,7 @@ from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError
 from keepstep.model.events import DEBUG, WARNING
 from keepstep.model.numbers import NotFinite
+from keepstep.model.shares import RankRun
 from keepstep.model.snapshot import Phase, SlotHeader, SlotState, SlotView, Stamp
 from keepstep.model.units import KIB, MIB, first_names, human_bytes
 from keepstep.ports import Acts, StateCopy
@@ -35,7 +36,8 @@ from keepstep.runtime.rank.guarded import FailedWork, guarded
 from keepstep.runtime.rank.holdings import Holdings, is_damaged
 from keepstep.runtime.rank.manifests import SlotManifest, SlotManifests
 from keepstep.runtime.rank.replica_watch import ReplicaWatch
-from keepstep.runtime.rank.sharing import NOTHING, ShareOrder, Sharing
+from keepstep.runtime.rank.sharing import NOTHING, ShareOrder
+from keepstep.runtime.rank.sharing_over_nodes import sharing_of
 from keepstep.runtime.rank.slot_maker import SlotMaker
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 
@@ -67,7 +69,7 @@ class Capture:
         self._announce = announce
         self._on_change = on_change
         self._maker = SlotMaker(world, options, who)
-        self._sharing = Sharing(world, options, who, page)
+        self._sharing = sharing_of(world, options, who, page)
         self._clean: dict[Slot, str] = {}  # of which layout the gaps between tensors are zeros
         self.watch = ReplicaWatch(world, options, who, page, by_blocks=self._sharing.is_on)
         paths = slot_paths(world.memory, options.job_dir, who.rank)
@@ -160,9 +162,10 @@ class Capture:
 
     # -- making slots
 
-    def resumed(self, stamp: Stamp) -> Acts[None]:
-        """All ranks have loaded that from memory. What was shared is shared again."""
-        yield from self._sharing.resumed(stamp)
+    def resumed(self, stamp: Stamp, replicas: tuple[RankRun, ...] = ()) -> Acts[None]:
+        """All ranks have loaded that from memory. What was shared is shared again; `replicas`: by
+        these, of several nodes."""
+        yield from self._sharing.resumed(stamp, replicas)
 
     def prepare(self) -> Acts[str]:
         """Make the slots before training: pre-faulted, checked against free memory. The plan in
@@ -236,7 +239,7 @@ class Capture:
         told = {"completed_step": stamp.step, "step_ns_last": step_ns}
         self._tell_span(stamp.step)
         seen = self._commit_view.look(stamp.epoch)
-        self._sharing.boundary(stamp.step, seen.pages, seen.horizon)
+        self._sharing.boundary(stamp.step, seen)
         self.watch.look(stamp.epoch, seen, self._slots)
         if self.watch.is_condemned:
             self._skip(stamp.step, "replicas differ, and all are to go back", **told)

@@ -18,6 +18,7 @@ from keepstep.core.resume.cut import Holding, common, cut, holding_of, hopeless
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.status_page import StatusPage, status_path
 from keepstep.model.replicas import ReplicaDifference
+from keepstep.model.shares import ShareClass
 from keepstep.model.snapshot import RankStatus, Stamp
 from keepstep.ports import Memory
 
@@ -26,7 +27,8 @@ class CommitLook(NamedTuple):
     """What was seen: the newest stamp that everybody may rely on, whether a stamp will never be
     one, the period at which steps are captured (core/resume/cadence.py), the newest stamp that
     other nodes have whole, and the pages of this node's ranks, where they were looked at.
-    `agreed_steps`, `difference`: as in `Horizon`."""
+    `agreed_steps`, `difference`: as in `Horizon`. `classes`: replicas over nodes, as the leader has
+    told; None when it has not."""
 
     horizon: Stamp | None
     is_hopeless: Callable[[Stamp], bool]
@@ -35,6 +37,7 @@ class CommitLook(NamedTuple):
     agreed_steps: int = 0
     difference: ReplicaDifference | None = None
     pages: Sequence[RankStatus] = ()
+    classes: tuple[ShareClass, ...] | None = None
 
 
 class CommitView(Protocol):
@@ -118,9 +121,17 @@ class PagesOfOneNode:
 
 class LeadersWord:
     """Of a job with many nodes: the page that this node's keeper writes. `ranks`: those of this
-    node that share snapshots, whose pages are looked at, too."""
+    node that share snapshots, whose pages are looked at, too. `has_classes`: ranks share them over
+    nodes."""
 
-    def __init__(self, memory: Memory, job_dir: Path, ranks: range = range(0)) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        job_dir: Path,
+        ranks: range = range(0),
+        has_classes: bool = False,
+    ) -> None:
+        self._has_classes = has_classes
         self._page = HorizonPage(memory, job_dir)
         self._pages = _NodesPages(memory, job_dir, ranks)
 
@@ -134,6 +145,7 @@ class LeadersWord:
             horizon.agreed_steps,
             horizon.difference,
             self._pages.seen(),
+            self._page.classes(epoch) if self._has_classes else None,
         )
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ peers; and the program trains only after `TrainingPermitted`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from keepstep.edge.shm.collective_profile_page import profile_path
 from keepstep.errors import KeeperError, KeepstepError
@@ -35,7 +36,7 @@ from keepstep.model.snapshot import Phase, Stamp
 from keepstep.model.units import S_NS, human_ns
 from keepstep.ports import Acts, StateCopy
 from keepstep.runtime.rank.capture import Capture
-from keepstep.runtime.rank.commit_view import LeadersWord, PagesOfOneNode
+from keepstep.runtime.rank.commit_view import PagesOfOneNode
 from keepstep.runtime.rank.device_release import ReleaseUnderWay
 from keepstep.runtime.rank.halting import Halting
 from keepstep.runtime.rank.joining import Joined
@@ -44,7 +45,7 @@ from keepstep.runtime.rank.own_launch import OwnLaunch
 from keepstep.runtime.rank.periodic_checkpoints import PeriodicCheckpoints
 from keepstep.runtime.rank.regroup import Regroup
 from keepstep.runtime.rank.resumption import Resumption, attempted
-from keepstep.runtime.rank.sharing import shared_among
+from keepstep.runtime.rank.sharing import leaders_word
 from keepstep.runtime.rank.stage import Stage
 from keepstep.runtime.rank.stall import Stall
 from keepstep.runtime.rank.summary import summary_of
@@ -82,7 +83,7 @@ class Rank:
         self._launch = OwnLaunch(world.memory, options, who.rank)
         many = who.has_many_nodes
         view = (
-            LeadersWord(world.memory, options.job_dir, shared_among(options, who))
+            leaders_word(world.memory, options, who)
             if many
             else PagesOfOneNode(world.memory, options.job_dir, who.world_size)
         )
@@ -201,21 +202,19 @@ class Rank:
             why = f"restored step {state.step} from {state.source}: {state.why}"
             self._world.journal.record("restored", why, step=state.step, source=state.source)
         if self.stage is Stage.STARTING:
-            self._world.trainer.act(attempted(self._prepare(resumed)), self._prepared)
-        elif self.stage is Stage.GOING_BACK:
-            if resumed is None:
-                self._ready()
-            else:
-                self._world.trainer.act(self._capture.resumed(resumed), lambda _: self._ready())
-        elif resumed is None:
-            self._meet(self._place)
+            self._world.trainer.act(attempted(self._prepare(resumed, state)), self._prepared)
+            return
+        goes_back = self.stage is Stage.GOING_BACK
+        then = self._ready if goes_back else partial(self._meet, self._place)
+        if resumed is None:
+            then()
         else:
-            place = self._place
-            self._world.trainer.act(self._capture.resumed(resumed), lambda _: self._meet(place))
+            acts = self._capture.resumed(resumed, state.replicas)
+            self._world.trainer.act(acts, lambda _: then())
 
-    def _prepare(self, resumed: Stamp | None) -> Acts[str]:
+    def _prepare(self, resumed: Stamp | None, state: StateOffered) -> Acts[str]:
         if resumed is not None:
-            yield from self._capture.resumed(resumed)
+            yield from self._capture.resumed(resumed, state.replicas)
         return (yield from self._capture.prepare())
 
     def _prepared(self, plan: str | KeepstepError) -> None:

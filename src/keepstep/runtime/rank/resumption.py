@@ -71,6 +71,7 @@ class Resumption:
         )
         self._foreign_world = found.foreign_world
         self._group, self._digests = found.group, found.digests
+        self._shares = found.shares
         self._ask(tuple(sorted(found.slot_of)))
         self._wait_patiently()
 
@@ -86,6 +87,7 @@ class Resumption:
             group=self._group,
             digests=self._digests,
             doubted_from=self._doubted_from,
+            shares=tuple(told for told in self._shares if told[0] in holds),
         )
         self._keeper.join(question)
 

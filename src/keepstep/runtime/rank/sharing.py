@@ -26,10 +26,11 @@ from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError
 from keepstep.model.events import WARNING
 from keepstep.model.layout import Layout
-from keepstep.model.shares import Share, blocks_of
+from keepstep.model.shares import RankRun, Share, blocks_of
 from keepstep.model.snapshot import RankStatus, SlotState, Stamp
 from keepstep.model.units import human_bytes
-from keepstep.ports import Acts, Gathered
+from keepstep.ports import Acts, Gathered, Memory
+from keepstep.runtime.rank.commit_view import CommitLook, LeadersWord
 from keepstep.runtime.rank.guarded import FailedWork, guarded
 from keepstep.runtime.rank.manifests import still_in
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
@@ -136,9 +137,10 @@ class Sharing:
         everywhere = common([holding.sealed for holding in holdings])
         return max((s for s in everywhere if not agree(s, holdings)), default=None)
 
-    def resumed(self, stamp: Stamp) -> Acts[None]:
+    def resumed(self, stamp: Stamp, replicas: tuple[RankRun, ...] = ()) -> Acts[None]:
         """All ranks have loaded that stamp from memory, and none has gone on yet: all find the same
-        plan in it, and need not hear of each other before they go by it."""
+        plan in it, and need not hear of each other before they go by it. `replicas`: ranks of
+        several nodes that share it, which is nothing to those of one."""
         if not self.is_on:
             return
         yield
@@ -178,10 +180,11 @@ class Sharing:
 
     # -- at a boundary
 
-    def boundary(self, step: int, pages: Sequence[RankStatus], horizon: Stamp | None) -> None:
-        """`pages`: of all ranks, as far as they can be read; `horizon`: what all of them hold."""
+    def boundary(self, step: int, seen: CommitLook) -> None:
+        """By the pages of all ranks, as far as they can be read, and what all of them hold."""
         if not self.is_on:
             return
+        pages, horizon = seen.pages, seen.horizon
         plan = self._plan
         if plan is None:
             if not self._have_all_given_up(pages):
@@ -333,7 +336,7 @@ class Sharing:
             if slot is None:
                 return None
             try:
-                told.append(_blocks_of(slot, rank, seen))
+                told.append(blocks_in_slot(slot, rank, seen))
             except (DamageError, LookupError):
                 return None
             finally:
@@ -397,15 +400,30 @@ def _differences(
     return "; ".join(lines)
 
 
+def shares_over_nodes(options: RankOptions, who: RankIdentity) -> bool:
+    """Whether replicas of all nodes keep one snapshot between them."""
+    return options.share_replicas == "job" and who.has_many_nodes and options.slots != 1
+
+
+def leaders_word(memory: Memory, options: RankOptions, who: RankIdentity) -> LeadersWord:
+    """What a rank of a job with many nodes knows of the others, by what it shares."""
+    ranks, is_over_nodes = shared_among(options, who), shares_over_nodes(options, who)
+    return LeadersWord(memory, options.job_dir, ranks, is_over_nodes)
+
+
 def shared_among(options: RankOptions, who: RankIdentity) -> range:
     """The ranks of this node that may keep one snapshot between them, this one among them; empty
     where nothing is shared."""
     is_on = options.share_replicas != "off" and not _why_not(options, who)
+    if shares_over_nodes(options, who):
+        return range(0)
     return who.node_ranks if is_on else range(0)
 
 
 def _why_not(options: RankOptions, who: RankIdentity) -> str:
     """Why nothing can be shared; empty where it can."""
+    if shares_over_nodes(options, who):
+        return ""
     if who.local_world_size == 1:
         return "there is no other rank" + (" on this node" if who.has_many_nodes else "")
     if not who.has_many_nodes:
@@ -423,10 +441,10 @@ def _some(names: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _blocks_of(
+def blocks_in_slot(
     slot: Slot, rank: int, seen: dict[bytes, tuple[Layout, frozenset[int]]]
 ) -> RankBlocks:
-    """Raises DamageError, LookupError."""
+    """What it tells, block by block. Raises DamageError, LookupError."""
     header = slot.verify_frame()
     text = slot.manifest_text(header)
     if text not in seen:  # replicas have the same
@@ -434,4 +452,5 @@ def _blocks_of(
     layout, still = seen[text]
     sums, lacking = slot.table(header), blocks_of(header.lacking)
     share = header.share if header.is_digested else None
-    return RankBlocks(rank, layout, header.block_bytes, sums, still, lacking, share)
+    size, payload = header.block_bytes, header.payload_bytes
+    return RankBlocks(rank, layout, size, sums, still, lacking, share, payload)

@@ -348,7 +348,7 @@ class Fetch:
                 continue
             self._nbytes += sum(length for _, _, length in ranges)
             for run in in_runs(ranges):
-                asked = FetchRanges(self._links.version, rank, self.stamp, run)
+                asked = FetchRanges(self._links.version, rank, self.stamp, run, restores=True)
                 if not self._links.send(node, asked):
                     self._is_away = True
                     raise LookupError(f"node {node} cannot be asked")

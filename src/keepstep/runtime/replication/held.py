@@ -10,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from keepstep.edge.shm.slot import Slot
+from keepstep.edge.shm.slot_header import parse_page
 from keepstep.edge.shm.slot_store import Shelf
 from keepstep.errors import DamageError, MemoryBudgetError
-from keepstep.model.restore_sources import HeldParity, HeldSnapshot
+from keepstep.model.restore_sources import HeldParity, HeldShare, HeldSnapshot
+from keepstep.model.shares import Share
 from keepstep.model.snapshot import Stamp
+from keepstep.model.wire import Part
 from keepstep.ports import Executor, Memory
 from keepstep.runtime.replication.dedup import BlockDedup
 from keepstep.runtime.replication.encode import ParityContents, contents_from
@@ -33,6 +36,7 @@ class HeldSnapshots:
         self.dedup = BlockDedup(self.own, memory.block_bytes)
         self.is_proven = False  # all that the keeper before has left
         self._contents: dict[tuple[int, Stamp], ParityContents] = {}
+        self._shares: dict[tuple[int, Stamp], list[HeldShare]] = {}  # by parity
         self._making: set[tuple[Shelf, int]] = set()
 
     def prove(self) -> list[str]:
@@ -48,6 +52,10 @@ class HeldSnapshots:
             if _world_size(slot) == world_size
         ]
 
+    def has_copy(self, rank: int, stamp: Stamp) -> bool:
+        """Whether one rests here."""
+        return self.copies.find(rank, stamp) is not None
+
     def coded(self, world_size: int) -> list[HeldParity]:
         """The parities that rest here, likewise."""
         sealed = self.parities.sealed()
@@ -58,6 +66,36 @@ class HeldSnapshots:
                 continue
             stripes = self.contents(rank, stamp, slot).stripes
             found.append(HeldParity(rank, stamp, stripes.members, stripes.tolerates))
+        return found
+
+    def shares(self, world_size: int) -> list[HeldShare]:
+        """What copies that rest here tell of what their ranks share, and what the headers beside
+        parities do."""
+        found = []
+        for (rank, stamp), slot in self.copies.sealed().items():
+            share = _share(slot)
+            if share is not None and _world_size(slot) == world_size:
+                found.append(HeldShare(rank, stamp, share))
+        sealed = self.parities.sealed()
+        self._shares = {key: known for key, known in self._shares.items() if key in sealed}
+        for key, slot in sealed.items():
+            if _world_size(slot) == world_size:
+                if key not in self._shares:
+                    self._shares[key] = self._beside_parity(*key, slot)
+                found += self._shares[key]
+        return found
+
+    def _beside_parity(self, mine: int, stamp: Stamp, slot: Slot) -> list[HeldShare]:
+        contents, found = self.contents(mine, stamp, slot), []
+        for rank in contents.metas:
+            start, nbytes = contents.where(rank, Part.HEADER)
+            page = bytes(slot.payload[start : start + nbytes])
+            try:
+                share = parse_page(page, slot.path).share
+            except DamageError:
+                continue  # a bit has flipped at rest: scrubbing will find it
+            if share is not None:
+                found.append(HeldShare(rank, stamp, share))
         return found
 
     def contents(self, rank: int, stamp: Stamp, slot: Slot) -> ParityContents:
@@ -103,6 +141,13 @@ class HeldSnapshots:
             made(found)
 
         self._workers.submit(work, then)
+
+
+def _share(slot: Slot) -> Share | None:
+    try:
+        return slot.header().share
+    except DamageError:
+        return None
 
 
 def _world_size(slot: Slot) -> int:

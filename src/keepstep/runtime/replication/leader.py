@@ -1,7 +1,8 @@
-"""Leader: what the keeper of node 0 does for all: which policy holds, and which generation is
-protected and committed.
+"""Leader: what the keeper of node 0 does for all: which policy holds, which generation is
+protected and committed, and which ranks are replicas.
 
-Comes in: the nodes' reports. Goes out: horizons, and which nodes may be lost, to all of them. What
+Comes in: the nodes' reports. Goes out: horizons, share
+classes, and which nodes may be lost, to all of them. What
 has come in one turn is decided about once: with a thousand ranks reports come by the hundred.
 Everything it knows is rebuilt from new reports by whoever leads next.
 
@@ -20,11 +21,12 @@ from dataclasses import dataclass
 from keepstep.core.redundancy.node_safety import abbreviate
 from keepstep.core.redundancy.placement import Facts, auto, place
 from keepstep.core.redundancy.protection import assignments
+from keepstep.core.redundancy.share_classes import ShareClasses, differing
 from keepstep.core.redundancy.survival import which_can_be_lost
 from keepstep.core.resume.commit import Commit, RankFacts
 from keepstep.core.resume.cut import Holding
 from keepstep.errors import ConfigError
-from keepstep.model.events import WARNING
+from keepstep.model.events import INFO, WARNING
 from keepstep.model.horizon import Horizon
 from keepstep.model.messages.peers import (
     AllEnded,
@@ -32,8 +34,10 @@ from keepstep.model.messages.peers import (
     NodeReport,
     RanksReport,
     SafetyWord,
+    SharesWord,
 )
 from keepstep.model.replicas import ReplicaDifference
+from keepstep.model.shares import ShareClass
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Auto, Copies, NoRedundancy, Policy, Scheme
 from keepstep.model.units import S_NS, counted
@@ -46,6 +50,7 @@ FAILURES_PER_NODE_HOUR = 0.015 / 24
 # tried nothing is committed, for a second or so.
 TRY_AGAIN_FIRST_NS = 60 * S_NS
 TRY_AGAIN_MOST_NS = 960 * S_NS
+SHOWN_RANKS = 8
 
 
 @dataclass
@@ -62,7 +67,8 @@ class _Hindrance:
 class Leader:
     """Of one mesh. `asked`: the policy that was configured; `follow`: this node does as it is told
     by a word. `has_one_slot`: so every rank has: its newest snapshot may lie on other nodes alone
-    at any moment, and without them nothing is captured."""
+    at any moment, and without them nothing is captured. `shares`: replicas over nodes keep one
+    snapshot."""
 
     def __init__(
         self,
@@ -72,11 +78,14 @@ class Leader:
         journal: Journal,
         follow: Callable[[HorizonWord], None],
         has_one_slot: bool = False,
+        shares: bool = False,
     ) -> None:
         """Raises ConfigError when the policy cannot be had with these nodes."""
         self._links, self._mesh, self._clock, self._journal = links, links.mesh, clock, journal
         self._follow = follow
         self._has_one_slot = has_one_slot
+        self._shares = shares
+        self._share_classes: ShareClasses | None = None  # of the epoch that is trained
         self._hindered = ""  # that was told last
         self._policy: Scheme | None = None
         self._why = ""
@@ -113,16 +122,20 @@ class Leader:
 
     def resumed(self, epoch: int) -> None:
         """All ranks train on."""
-        self._commit = commit = Commit(self._mesh.world_size, epoch)
+        self._commit = commit = self._begin_epoch(epoch)
         self._last.clear()
         self._rows.clear()
         self._reported.clear()
         self._announce(commit)
 
+    def _begin_epoch(self, epoch: int) -> Commit:
+        self._share_classes = ShareClasses(self._mesh.world_size) if self._shares else None
+        return Commit(self._mesh.world_size, epoch)
+
     def receive_report(self, node: int, report: NodeReport) -> None:
         """What a node says that its ranks hold. `decide` makes something of it."""
         if self._commit is None:  # another keeper led before: it began this epoch
-            self._commit = Commit(self._mesh.world_size, report.epoch)
+            self._commit = self._begin_epoch(report.epoch)
         commit = self._commit
         if report.epoch != commit.epoch:
             return
@@ -159,6 +172,33 @@ class Leader:
         is_new_period = max(self._spans.values()) != self._period_steps
         if is_new_period or any(horizon is not None for horizon in found):
             self._announce(commit)
+        self._look_for_replicas(commit)
+
+    def _look_for_replicas(self, commit: Commit) -> None:
+        known = self._share_classes
+        if known is None:
+            return
+        before = known.classes or ()
+        holdings = {rank: fact.own for rank, fact in commit.facts.items()}
+        if known.look(holdings):
+            for each in set(known.classes or ()) - set(before):
+                if each.is_over:
+                    self._tell_over(each, [holdings[rank] for rank in each.members])
+            self._links.to_all(SharesWord(self._mesh.version, commit.epoch, known.classes or ()))
+
+    def _tell_over(self, over: ShareClass, members: list[Holding]) -> None:
+        ranks = list(over.members)
+        differed = differing(members, Stamp(-1, 0))
+        why = f"{counted(len(ranks), 'rank')} share no more: one of them goes by another plan"
+        if differed:
+            why = (
+                f"{differed[-1]} is not shared, so nobody holds it: ranks {_some(ranks)} differ "
+                "(in what, nobody can say over nodes). Replicas are to be equal after every update"
+            )
+        told = f"{why}; each rank keeps all of its own from here on"
+        step = differed[-1].step if differed else -1
+        level = WARNING if differed else INFO
+        self._journal.record("not-shared", told, level, ranks=ranks[:SHOWN_RANKS], step=step)
 
     def holdings(self) -> list[Holding]:
         """What every rank holds itself, as last reported."""
@@ -274,6 +314,10 @@ class Leader:
         """Perhaps to another life of that node's keeper: it may have missed the last horizon."""
         if self._commit is not None:
             self._links.send(node, self._word(self._commit.horizon))
+            known = self._share_classes
+            if known is not None and known.classes is not None:
+                version, epoch = self._mesh.version, self._commit.epoch
+                self._links.send(node, SharesWord(version, epoch, known.classes))
 
     @property
     def _policy_name(self) -> str:
@@ -317,6 +361,12 @@ class Leader:
 
 def _facts(row: RanksReport) -> list[RankFacts]:
     sealed = frozenset(row.sealed)
-    own = Holding(sealed, row.pending, row.decided_step, row.group, row.digests, shares=row.shares)
+    told = row.group, row.digests, row.shares, row.plan
+    own = Holding(sealed, row.pending, row.decided_step, *told)
     protected = frozenset(row.protected)
     return [RankFacts(rank, own, protected) for rank in row.ranks]
+
+
+def _some(ranks: list[int]) -> str:
+    more = f" and {len(ranks) - SHOWN_RANKS} more" if len(ranks) > SHOWN_RANKS else ""
+    return ", ".join(map(str, ranks[:SHOWN_RANKS])) + more

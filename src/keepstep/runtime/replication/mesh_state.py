@@ -10,9 +10,10 @@ Invariant: what is said here carries this mesh's version, and nothing of another
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from keepstep.core.resume.commit import first_horizon, newer
 from keepstep.core.resume.cut import Holding, common, holding_of
 from keepstep.core.wire.plausible import flaw_of_peer
 from keepstep.edge.shm.horizon_page import HorizonPage
-from keepstep.edge.shm.slot import rank_dir, ranks_in, readable_headers
+from keepstep.edge.shm.slot import rank_dir, ranks_in
 from keepstep.errors import ConfigError
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER, Mesh
@@ -44,20 +45,23 @@ from keepstep.model.messages.peers import (
     RanksEnded,
     SafetyWord,
     SeveralMessages,
+    SharesWord,
     SnapshotUnproven,
     VoteBody,
     VoteToAll,
     VoteToLeader,
     VoteWord,
 )
-from keepstep.model.restore_sources import HeldSnapshot, Inventory, RestoreSource
-from keepstep.model.snapshot import RankStatus, SlotState, Stamp
+from keepstep.model.restore_sources import Inventory, RestoreSource, SharedSources
+from keepstep.model.shares import Share
+from keepstep.model.snapshot import RankStatus, Stamp
 from keepstep.model.topology import Auto, NoRedundancy, Policy, Scheme, parse_policy
 from keepstep.model.units import S_NS
 from keepstep.runtime.keeper_world import KeeperWorld
-from keepstep.runtime.replication.encode import SnapshotSizes, sizes_of_header, sizes_of_offer
+from keepstep.runtime.replication.encode import sizes_of_offer
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder import Holder
+from keepstep.runtime.replication.inventory import inventory_of, own_sizes
 from keepstep.runtime.replication.known_safety import KnownSafety
 from keepstep.runtime.replication.leader import Leader
 from keepstep.runtime.replication.link_watch import DamageWatch, LinkMeter, LinkWatch
@@ -66,6 +70,7 @@ from keepstep.runtime.replication.own_pages import OwnPages, reported
 from keepstep.runtime.replication.owner import Owner
 from keepstep.runtime.replication.recovery import SnapshotRecovery, Then
 from keepstep.runtime.replication.serve import SnapshotServer
+from keepstep.runtime.replication.share_parts import ShareParts
 
 # so long nothing new is said about which nodes may be lost when only the step has changed
 SAFETY_NS = 5 * S_NS
@@ -137,13 +142,16 @@ class MeshState:
         self._job_hash, self._host = job_hash, host
         job_dir = settings.job_dir
         self._owner = Owner(world, links, held.own, self._something_is_protected, host.scrub_soon)
-        self._holder = Holder(world, links, held, job_hash, self._own_sizes)
+        sizes = partial(own_sizes, world.memory, job_dir)
+        self._holder = Holder(world, links, held, job_hash, sizes)
         self._pages = OwnPages(self.own_ranks, host.status)
         self._server = SnapshotServer(world.memory, links, job_dir, held, host.scrub_soon)
-        self._has_one_slot = settings.slots == 1
+        self._has_one_slot, self._shares = settings.slots == 1, settings.share_replicas == "job"
         self.recovery = SnapshotRecovery(
             world, links, job_dir, job_hash, self._server, self._owner, self._has_one_slot
         )
+        where = job_dir, self.mesh, self.recovery, held.has_copy, page
+        self.parts = ShareParts(world, *where, self._shares and not self._has_one_slot)
         self._missing: dict[int, _Missing] = {}
         self._early_offers: list[CopyOffer] = []  # before what is held here has been proven
         self._policy: Scheme | None = None  # the one in force; None: not decided yet
@@ -175,7 +183,8 @@ class MeshState:
                 near |= partners(assignments(asked, mesh), mesh.node)
             if mesh.leads:
                 self._leader = Leader(
-                    self._links, asked, self._clock, self._journal, self._follow, self._has_one_slot
+                    *(self._links, asked, self._clock, self._journal, self._follow),
+                    *(self._has_one_slot, self._shares),
                 )
         except ConfigError as error:
             self.refusal = f"redundancy: {error}"
@@ -188,6 +197,7 @@ class MeshState:
 
     def end(self) -> None:
         """The next mesh begins."""
+        self.parts.end()
         self.recovery.end()
         self._owner.end()
         self._server.release()
@@ -217,8 +227,8 @@ class MeshState:
                 self._owner.accepted(node, rank, stamp)
             case CopyAcked(_, rank, stamp):
                 self._owner.acked(node, rank, stamp)
-            case FetchRanges(_, rank, stamp, ranges):
-                if not self._owner.wanted(node, rank, stamp, ranges):
+            case FetchRanges(_, rank, stamp, ranges, restores):
+                if restores or not self._owner.wanted(node, rank, stamp, ranges):
                     self._server.asked(node, rank, stamp, ranges)
             case CopyUnavailable(_, rank, stamp, why):
                 if not self.recovery.unavailable(node, rank, stamp, why):
@@ -229,6 +239,8 @@ class MeshState:
                 self._owner.declined(node, message.rank, message.why)
             case HorizonWord():
                 self._follow(message)
+            case SharesWord(_, epoch, classes):
+                self._page.write_classes(epoch, classes, self.own_ranks)
             case NodeReport():
                 if self._leader is not None:
                     self._leader.receive_report(node, message)
@@ -236,7 +248,8 @@ class MeshState:
                 if self._watch is not None:
                     self._watch.receive(node, message, self._clock.monotonic_ns())
             case InventoryReport():
-                held = Inventory(frozenset(message.snapshots), frozenset(message.parities))
+                snapshots, parities = frozenset(message.snapshots), frozenset(message.parities)
+                held = Inventory(snapshots, parities, frozenset(message.shares))
                 self.recovery.receive_inventory(node, held)
                 self._host.inventories_changed()
             case RanksEnded():
@@ -269,6 +282,8 @@ class MeshState:
         self._has_news = True
 
     def _offered(self, offer: CopyOffer) -> None:
+        if self.parts.is_bringing:
+            return  # its blocks and theirs would be taken for each other; it is offered again
         if offer.stripe_group:
             sizes = sizes_of_offer(offer, self._memory.block_bytes)
             self._owner.announced(offer.rank, offer.stamp, sizes)
@@ -346,6 +361,18 @@ class MeshState:
         """Where these ranks fetch `stamp` from."""
         return self.recovery.sources(wanted, stamp, proven)
 
+    def shares(self) -> Mapping[tuple[int, Stamp], Share]:
+        """What snapshots that nodes hold for others tell of shares."""
+        return self.recovery.shares()
+
+    def are_on_one(self, ranks: Sequence[int]) -> bool:
+        """Whether all of them live on one node."""
+        return self.parts.are_on_one(ranks)
+
+    def fetch_parts(self, shared: Sequence[SharedSources], stamp: Stamp, then: Then) -> None:
+        """Bring what ranks of other nodes keep for those here."""
+        self.parts.bring(shared, stamp, then)
+
     def link_with_sources(self, sources: Mapping[int, RestoreSource]) -> None:
         """All that fetch or give make their links."""
         self.recovery.link_with_sources(sources)
@@ -362,31 +389,8 @@ class MeshState:
         """See `ResumeNodes`. Nothing, while what is held here is not proven."""
         if not self._held.is_proven:
             return
-        world_size = self.mesh.world_size
-        parities = tuple(self._held.coded(world_size))
-        snapshots = {*self._held.snapshots(world_size), *self._left_behind()}
-        report = InventoryReport(self.mesh.version, tuple(sorted(snapshots)), parities)
-        self._links.to_leader(report)
-
-    def _left_behind(self) -> list[HeldSnapshot]:
-        """Snapshots of ranks that lived here and live elsewhere now. Those that live here prove
-        their own, and tell in the vote."""
-        found = []
-        for rank in ranks_in(self._memory, self._job_dir):
-            if rank in self.own_ranks:
-                continue
-            for header in readable_headers(self._memory, self._job_dir, rank):
-                if header.world_size != self.mesh.world_size:
-                    continue
-                if header.state is SlotState.SEALED and header.job_hash == self._job_hash:
-                    found.append(HeldSnapshot(rank, header.stamp))
-        return found
-
-    def _own_sizes(self, rank: int, stamp: Stamp) -> SnapshotSizes | None:
-        for header in readable_headers(self._memory, self._job_dir, rank):
-            if (header.state, header.stamp) == (SlotState.SEALED, stamp):
-                return sizes_of_header(header, self._memory.block_bytes)
-        return None
+        where = self._memory, self._job_dir, self._job_hash
+        self._links.to_leader(inventory_of(*where, self._held, self.mesh))
 
     # -- training
 
@@ -398,6 +402,7 @@ class MeshState:
         self.horizon = first_horizon(epoch, stamp, self._page.last(), held)
         self._page.write(self.horizon)
         self._server.release()
+        self.parts.resumed()
         self._links.restored()
         self._holder.follow(self.horizon)
         if self._leader is not None:

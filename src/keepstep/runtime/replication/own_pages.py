@@ -14,7 +14,7 @@ from keepstep.model.messages.peers import RanksReport
 from keepstep.model.snapshot import RankStatus, SlotView, Stamp
 
 # what a report tells of a rank: equal for ranks that are alike
-_Facts = tuple[tuple[SlotView, ...], int, tuple[Stamp, ...] | None, int]
+_Facts = tuple[tuple[SlotView, ...], int, tuple[Stamp, ...] | None, int, int]
 
 
 class OwnPages:
@@ -56,7 +56,10 @@ def reported(
     for rank in sorted(pages):
         status = pages[rank]
         proven = None if protected is None else protected.get(rank, ())
-        facts = status.slots, status.decided_step, proven, status.replica_group
+        facts = (
+            *(status.slots, status.decided_step, proven),
+            *(status.replica_group, status.share_plan),
+        )
         for known, _, ranks in kinds:
             if known == facts:
                 ranks.append(rank)
@@ -78,4 +81,5 @@ def _row(ranks: list[int], status: RankStatus, protected: tuple[Stamp, ...] | No
         group=own.group,
         digests=own.digests,
         shares=own.shares,
+        plan=own.plan,
     )

@@ -7,7 +7,8 @@ rank can be given, and sealed slots. Which stamp everybody resumes from is the v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from keepstep.core.resume.sources import restorable_by_rank, restore_sources
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.errors import DamageError
 from keepstep.model.restore_sources import HeldSnapshot, Inventory, RestoreSource
+from keepstep.model.shares import Share
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import human_bytes, human_ns
 from keepstep.runtime.keeper_world import KeeperWorld
@@ -32,6 +34,7 @@ class _Stranded(NamedTuple):
     source: RestoreSource
     stamp: Stamp
     then: Then
+    path: Path | None
 
 
 class SnapshotRecovery:
@@ -77,6 +80,14 @@ class SnapshotRecovery:
         nodes = (member.node for member in self._mesh.members)
         return frozenset(node for node in nodes if node not in self._inventories)
 
+    def shares(self) -> dict[tuple[int, Stamp], Share]:
+        """What snapshots that nodes hold for others tell of what these share."""
+        return {
+            (rank, stamp): share
+            for inventory in self._inventories.values()
+            for rank, stamp, share in inventory.shares
+        }
+
     def restorable(self, proven: Mapping[int, frozenset[Stamp]]) -> dict[int, frozenset[Stamp]]:
         """The stamps that each rank can be given. `proven`: what ranks that have joined hold
         themselves."""
@@ -95,7 +106,7 @@ class SnapshotRecovery:
             if node in believed:
                 old = believed[node]
                 own = {HeldSnapshot(rank, stamp) for stamp in stamps}
-                believed[node] = Inventory(old.snapshots | own, old.parities)
+                believed[node] = replace(old, snapshots=old.snapshots | own)
         return believed
 
     # -- bringing it
@@ -104,17 +115,37 @@ class SnapshotRecovery:
         """Everybody makes the links that restoring needs: the asking and the giving end. What was
         wanted before is wanted no more."""
         self._stranded.clear()
-        here = self._links.node
         for rank, source in sources.items():
-            home, givers = self._mesh.node_of[rank], _givers(source)
-            if home == here:
-                self._links.link_with(givers, to_restore=True)
-            elif here in givers:
-                self._links.link_with({home}, to_restore=True)
+            self.link(source, {self._mesh.node_of[rank]})
 
-    def fetch(self, source: RestoreSource, stamp: Stamp, then: Then) -> None:
-        """Bring that rank's snapshot here. That a source cannot be reached is no reason to give it
-        up: then another mesh will come, or the link be open again, and it is fetched anew."""
+    def link(self, source: RestoreSource, askers: Collection[int], is_needed: bool = True) -> None:
+        """This node's end of what these nodes need to fetch from there. `is_needed`: nobody can go
+        on without it."""
+        here, givers = self._links.node, givers_of(source)
+        wanted = {*(givers if here in askers else ()), *(askers if here in givers else ())}
+        if is_needed:
+            self._links.link_with(wanted, to_restore=True)
+            return
+        for node in sorted(wanted - self._links.linked()):
+            self._links.link_again(node)
+
+    def is_stranded(self, rank: int) -> bool:
+        """Whether it is wanted, and its sources could not be reached."""
+        return rank in self._stranded
+
+    def stop(self, rank: int) -> None:
+        """Nobody waits for it any more."""
+        self._stranded.pop(rank, None)
+        known = self._fetches.pop(rank, None)
+        if known is not None:
+            known.stop()
+
+    def fetch(
+        self, source: RestoreSource, stamp: Stamp, then: Then, path: Path | None = None
+    ) -> None:
+        """Bring that rank's snapshot here, to `path`, or among the rank's slots. That a source
+        cannot be reached is no reason to give it up: then another mesh will come, or the link be
+        open again, and it is fetched anew."""
         rank = source.rank
 
         def ended(result: FetchResult) -> None:
@@ -122,14 +153,12 @@ class SnapshotRecovery:
                 del self._fetches[rank]
             self._record(result)
             if result.is_away and result.why is not None:
-                self._stranded[rank] = _Stranded(source, stamp, then)
+                self._stranded[rank] = _Stranded(source, stamp, then, path)
             else:
                 then(result.why)
 
-        known = self._fetches.pop(rank, None)
-        if known is not None:
-            known.stop()
-        fetch = self._new_fetch(source, stamp, ended)
+        self.stop(rank)
+        fetch = self._new_fetch(source, stamp, ended, path)
         self._fetches[rank] = fetch
         fetch.start()
 
@@ -222,10 +251,10 @@ class SnapshotRecovery:
 
     def link_is_open(self, node: int) -> None:
         """What could not be had from there, perhaps now can."""
-        again = [known for known in self._stranded.values() if node in _givers(known.source)]
-        for source, stamp, then in again:
+        again = [known for known in self._stranded.values() if node in givers_of(known.source)]
+        for source, stamp, then, path in again:
             del self._stranded[source.rank]
-            self.fetch(source, stamp, then)
+            self.fetch(source, stamp, then, path)
 
     def link_is_dead(self, node: int, why: str) -> None:
         """Nothing comes from there any more."""
@@ -233,7 +262,7 @@ class SnapshotRecovery:
             fetch.link_is_dead(node, why)
 
 
-def _givers(source: RestoreSource) -> set[int]:
+def givers_of(source: RestoreSource) -> set[int]:
     """The nodes that it is fetched from."""
     return {*source.copies, *(member.node for member in source.members)}
 

@@ -66,7 +66,7 @@ class NoWrongBytes(Checker):
             return
         rank, stamp = message.rank, message.stamp
         machine = links.process.machine
-        inspection = Inspection(machine, self.job.around.settings.job_dir)
+        inspection = Inspection(self.job, machine)
         copies = inspection.copies(rank, stamp)
         if copies:
             oracle = self.job.around.oracle

@@ -40,7 +40,7 @@ def unproven_part(job: SimJob, known: Generation) -> str | None:
     """Which node has not proven its part of that generation, in words; None when all that live
     have."""
     there = {
-        node: Inspection(machine, job.around.settings.job_dir).inventory()
+        node: Inspection(job, machine).inventory()
         for node, number in enumerate(known.machines)
         if (machine := job.nodes[number].machine).alive
     }

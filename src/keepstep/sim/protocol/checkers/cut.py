@@ -65,7 +65,7 @@ class ACutExists(Checker):
 
         if self.job.plan.nodes == 1 and not self.atlas.damages and not self.atlas.is_over:
             held = restorable(self.job, self.job.world_size)
-            looked = Inspection(program.process.machine, self.job.around.settings.job_dir)
+            looked = Inspection(self.job, program.process.machine)
             is_newest = stamp == max(held, default=None)
             if is_newest and not looked.is_nobodys(stamp, self.job.world_size):
                 self.violated(
@@ -76,7 +76,7 @@ class ACutExists(Checker):
     def _has_page_of_newer(self, program: Program, stamp: Stamp) -> bool:
         """A leader's own node reads of a commit before any word of it is said, and the leader may
         be killed in between. What is read there must be as true as a word."""
-        inspection = Inspection(program.process.machine, self.job.around.settings.job_dir)
+        inspection = Inspection(self.job, program.process.machine)
         newer = inspection.committed()
         if newer is None or newer <= stamp:
             return False
@@ -96,9 +96,8 @@ class ACutExists(Checker):
             self.job.nodes[generation.machines[each]].machine for each in assignment.holders
         ]
         wanted = HeldSnapshot(program.who.rank, stamp)
-        job_dir = self.job.around.settings.job_dir
         return bool(machines) and all(
-            wanted in Inspection(machine, job_dir).inventory().snapshots
+            wanted in Inspection(self.job, machine).inventory().snapshots
             for machine in machines
             if machine.alive and not self.atlas.has_damage(machine.number, stamp)
         )

@@ -8,17 +8,19 @@ nothing but the bytes that are there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 
-from keepstep.core.resume.cut import Holding, agree, holding_of
+from keepstep.core.resume.cut import Holding, agree, holding_of, is_complete
 from keepstep.core.resume.sources import restorable_stamps
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
+from keepstep.edge.shm.slot_header import parse_page
 from keepstep.edge.shm.status_page import StatusPage, status_path
 from keepstep.edge.shm.whole import whole
 from keepstep.errors import DamageError
-from keepstep.model.restore_sources import HeldParity, HeldSnapshot, Inventory
+from keepstep.model.restore_sources import HeldParity, HeldShare, HeldSnapshot, Inventory
+from keepstep.model.shares import Share
 from keepstep.model.snapshot import RankStatus, SlotHeader, SlotState, Stamp
 from keepstep.model.wire import Part
 from keepstep.runtime.replication.encode import contents_from
@@ -41,11 +43,14 @@ def onlooker(machine: Machine) -> Process:
 
 
 class Inspection:
-    """Of one machine."""
+    """Of one machine. Where ranks share over nodes, a snapshot is what its rank keeps of it: the
+    other parts are other ranks' snapshots, on other machines."""
 
-    def __init__(self, machine: Machine, job_dir: Path) -> None:
+    def __init__(self, job: SimJob, machine: Machine) -> None:
+        settings = job.around.settings
         self._memory = SimMemory(machine.files, onlooker(machine))
-        self._job_dir = job_dir
+        self._job_dir = settings.job_dir
+        self._is_over_nodes = settings.share_replicas == "job"
 
     def proven(
         self, part: str = "", only: int | None = None
@@ -57,7 +62,8 @@ class Inspection:
         for rank in ranks_in(self._memory, root) if only is None else [only]:
             for slot in self._slots(slot_paths(self._memory, root, rank)):
                 with suppress(DamageError, LookupError):
-                    with whole(self._memory, slot) as all_of_it:
+                    of_it = nullcontext(slot) if self._is_over_nodes else whole(self._memory, slot)
+                    with of_it as all_of_it:
                         header, manifest = all_of_it.verify_bytes()
                         payload = bytes(all_of_it.payload[: header.payload_bytes])
                     found.append((rank, header, payload, manifest))
@@ -108,8 +114,9 @@ class Inspection:
 
     def is_nobodys(self, stamp: Stamp, world_size: int) -> bool:
         """Replicas share it and differ at it, as their pages tell: it counts for nobody
-        (`core/redundancy/shares.py`), also where the bytes of each could be put together."""
-        return not agree(stamp, self.holdings(world_size))
+        (`core/redundancy/shares.py`), also where the bytes of each could be put together. Over
+        nodes one machine's pages do not tell: `restorable` looks at all machines' snapshots."""
+        return not self._is_over_nodes and not agree(stamp, self.holdings(world_size))
 
     def committed(self) -> Stamp | None:
         """What the node's ranks read of it on its horizon page."""
@@ -128,26 +135,34 @@ class Inspection:
     def inventory(self, parts: Iterable[str] = ("", "held")) -> Inventory:
         """What the machine could tell the others if it were asked now. `parts`: where whole
         snapshots count."""
-        whole = {
-            HeldSnapshot(rank, header.stamp)
-            for part in parts
-            for rank, header, _, _ in self.proven(part)
-        }
+        own = [(rank, header) for part in parts for rank, header, _, _ in self.proven(part)]
+        whole = {HeldSnapshot(rank, header.stamp) for rank, header in own}
         coded = set()
-        for rank, header, _, manifest in self.proven("parity"):
-            stripes = contents_from(manifest, self._memory.block_bytes).stripes
+        for rank, header, payload, manifest in self.proven("parity"):
+            contents = contents_from(manifest, self._memory.block_bytes)
+            stripes = contents.stripes
             coded.add(HeldParity(rank, header.stamp, stripes.members, stripes.tolerates))
-        return Inventory(frozenset(whole), frozenset(coded))
+            for other in contents.metas:
+                at, nbytes = contents.where(other, Part.HEADER)
+                own.append((other, parse_page(payload[at : at + nbytes], self._job_dir)))
+        shares = {HeldShare(rank, h.stamp, h.share) for rank, h in own if h.share is not None}
+        return Inventory(frozenset(whole), frozenset(coded), frozenset(shares))
 
 
 def restorable(
     job: SimJob, world_size: int, parts: Iterable[str] = ("", "held")
 ) -> frozenset[Stamp]:
     """The stamps that every rank has or can be given, from what lies on the machines that live."""
-    job_dir = job.around.settings.job_dir
     inventories = {
-        node.machine.number: Inspection(node.machine, job_dir).inventory(parts)
+        node.machine.number: Inspection(job, node.machine).inventory(parts)
         for node in job.living_nodes()
     }
     reach = [restorable_stamps(rank, inventories) for rank in range(world_size)]
-    return frozenset.intersection(*reach) if reach else frozenset()
+    found = frozenset.intersection(*reach) if reach else frozenset()
+    if job.around.settings.share_replicas != "job":
+        return found
+    told: dict[Stamp, dict[int, Share]] = {}
+    for inventory in inventories.values():
+        for rank, stamp, share in inventory.shares:
+            told.setdefault(stamp, {})[rank] = share
+    return frozenset(stamp for stamp in found if is_complete([*told.get(stamp, {}).values()]))

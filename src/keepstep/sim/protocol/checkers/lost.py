@@ -37,10 +37,7 @@ class LostSteps(Checker):
         # what only the only slots hold may be overwritten before anybody asks
         parts = ("held",) if self.job.plan.slots == 1 else ("", "held")
         self._ranks = ranks = self.atlas.world_size
-        nodes = [
-            Inspection(node.machine, self.job.around.settings.job_dir)
-            for node in self.job.living_nodes()
-        ]
+        nodes = [Inspection(self.job, node.machine) for node in self.job.living_nodes()]
         self._best = max(
             (
                 stamp
@@ -56,7 +53,7 @@ class LostSteps(Checker):
             self._joined_ns = self.job.world.now_ns
         if self.job.plan.min_nodes:
             machine = program.process.machine
-            inspection = Inspection(machine, self.job.around.settings.job_dir)
+            inspection = Inspection(self.job, machine)
             headers = [
                 h for part in ("", *SHELVES.values()) for _, h, _, _ in inspection.proven(part)
             ]

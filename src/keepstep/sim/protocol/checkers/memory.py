@@ -54,11 +54,14 @@ class MemoryWithinBudget(Checker):
         )
         beside = 2 * (plan.nodes * 2 * PAGE_BYTES + plan.nbytes + PAGE_BYTES) * (plan.nodes > 1)
         own = plan.slots or MOST_SLOTS
+        # what ranks of other nodes keep for those here, while all resume; and who they are
+        parts = (plan.world_size - plan.ranks_per_node) * each + PAGE_BYTES
         # While a snapshot is fetched or mended, and when the placement changes, there is one more
         # of a kind for a moment.
         most = (
             plan.ranks_per_node * ((own + 2 + 2 * held + 2) * each + beside + PAGE_BYTES)
             + TEXT_PAGES * PAGE_BYTES
+            + (plan.shares_over == "job") * parts
             + plan.interleaves * plan.ranks_per_node * PROFILE_BYTES
         )
         for node in self.job.living_nodes():

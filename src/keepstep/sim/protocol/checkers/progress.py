@@ -113,8 +113,7 @@ class TheCutMoves(Checker):
 
     def _span(self, program: Program) -> int:
         """The longest capture of any rank in this epoch, in steps; one under way counts."""
-        job_dir = self.job.around.settings.job_dir
-        inspection = Inspection(program.process.machine, job_dir)
+        inspection = Inspection(self.job, program.process.machine)
         for page in inspection.statuses(self.atlas.world_size):
             pending = holding_of(page).pending
             is_under_way = pending is not None and pending.epoch == page.epoch

@@ -304,7 +304,7 @@ def _settings(plan: RunPlan) -> Settings:
         "shrink_after_s": plan.shrink_after_s,
         "interleave": "auto" if plan.interleaves else "off",
         "budget": UNLIMITED,
-        "share_replicas": "node" if plan.replicas else "off",
+        "share_replicas": plan.shares_over if plan.replicas else "off",
         "secret": SECRET if plan.signs else None,
     }
     return resolve(config, {"HOME": "/nowhere"}, plan.job)

@@ -19,6 +19,7 @@ SHARES_STORE = 0.3  # in so many runs with a store somebody else uses it, too
 STRANGERS = 0.15  # in so many runs of several nodes somebody comes who does not know the secret
 KNOCKS = 0.4  # in so many runs of several nodes who connects to a keeper knocks first
 SIGNS = 0.35  # so many runs of several nodes with agents have a secret of their own
+OVER_NODES = 0.15  # in so many runs of several nodes ranks share over nodes
 FIT_FEWER = ("none", "auto", "copies:2")  # policies that one node less can keep
 
 Launcher = Literal["agents", "foreign"]
@@ -38,7 +39,8 @@ class RunPlan:
     none: an undisturbed run. `faults_until_ns`: then all is healed. `replaces`: another machine
     comes for each that is lost; else only where fewer than `min_nodes` would be left. `slow`: how
     many times as long as another rank's the acts of the last rank take. `replicas`: of so many
-    kinds the ranks are, and share; 0: each is of its own. `astray`: a rank, and the step from which
+    kinds the ranks are, and share, those of a node or of the job (`shares_over`); 0: each is of
+    its own. `astray`: a rank, and the step from which
     on it is no replica any more. `job`: its name; `adopts`: it takes over what others have left in
     the store. `strangers`: somebody without the secret comes to keepers' ports
     (`faults/strangers.py`). `beside`: who else uses the store (`faults/beside.py`). `signs`: the
@@ -90,6 +92,7 @@ class RunPlan:
     replaces: bool = True
     slow: int = 1
     replicas: int = 0
+    shares_over: Literal["node", "job"] = "node"
     astray: tuple[int, int] | None = None
     strangers: bool = False
     beside: Beside = ""
@@ -239,9 +242,23 @@ def beside(plan: RunPlan, kind: Beside) -> RunPlan:
     )
 
 
+def _over_nodes(plan: RunPlan, chance: Random) -> RunPlan:
+    """Replicas on several nodes, of one kind or of two."""
+    astray = None
+    if chance.random() < 0.4:
+        astray = chance.randrange(plan.world_size), chance.randrange(1, plan.steps)
+    kinds = chance.choice((1, 1, 2)) if plan.world_size == 4 else 1
+    return replace(
+        plan, replicas=kinds, shares_over="job", astray=astray, block_bytes=64, nbytes=700
+    )
+
+
 def _sharing(plan: RunPlan, seed: int) -> RunPlan:
     """Half of the runs of one node, and some of several: replicas, of blocks that are small enough
     to be shared."""
+    over = Random(f"{seed}/over nodes")
+    if not (plan.min_nodes or plan.nodes == 1) and over.random() < OVER_NODES:
+        return _over_nodes(plan, over)
     chance = Random(f"{seed}/replicas")
     if plan.min_nodes or chance.random() < (0.5 if plan.nodes == 1 else 0.75):
         return plan
