@@ -70,14 +70,10 @@ def find_jobs(arena_dir: Path, state_dir: Path) -> list[FoundJob]:
     }
     found = []
     for name in living | journals.keys():
-        job_dir, has_memory, journal = (
-            user_dir(arena_dir) / name,
-            name in living,
-            journals.get(name),
-        )
-        changed_ns = max(
-            0 if journal is None else journal.st_mtime_ns, _changed_ns(job_dir) if has_memory else 0
-        )
+        job_dir = user_dir(arena_dir) / name
+        has_memory, journal = name in living, journals.get(name)
+        told_ns = 0 if journal is None else journal.st_mtime_ns
+        changed_ns = max(told_ns, _changed_ns(job_dir) if has_memory else 0)
         owner = os.geteuid() if has_memory or journal is None else journal.st_uid
         journal_path = state_dir / name / "journal.jsonl"
         found.append(FoundJob(name, job_dir, journal_path, has_memory, changed_ns, owner))

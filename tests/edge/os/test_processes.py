@@ -92,7 +92,7 @@ def test_a_log_that_cannot_be_written_is_told_and_the_keeper_starts(
     place.parent.mkdir(parents=True)
     os.mkfifo(place)
     end(ensure_keeper(settings, AGENT_WITH_KEEPER), settings)
-    [told] = caplog.messages
+    told = caplog.messages[0]
     assert f"the keeper's log {place} cannot be written" in told and "[KS5225]" in told
 
 
