@@ -216,3 +216,44 @@ def test_the_docs_name_kinds_that_are_recorded() -> None:
         for kind in IN_THE_JOURNAL.findall(path.read_text(encoding="utf-8"))
     }
     assert len(named) > 2 and named <= set(KINDS)
+
+
+# The files that these read were named by a person, or lie in a test's own room.
+NAMED = ("cli/journal_replay.py", "edge/os/journal.py", "testing/")
+READERS = {"read_journal": 2, "JournalTail": 3}  # and how many arguments stand before the owner
+
+
+def without_an_owner(text: str) -> list[int]:
+    """Lines in which a journal is read, whoever has put it there."""
+    found = []
+    for call in ast.walk(ast.parse(text)):
+        if not isinstance(call, ast.Call):
+            continue
+        words = [call.func, *call.args]  # `partial(read_journal, ...)` is a call of it, too
+        for at, word in enumerate(words[:2]):
+            if isinstance(word, ast.Name) and word.id in READERS:
+                is_said = len(words) - at - 1 >= READERS[word.id]
+                if not (is_said or any(each.arg == "owner" for each in call.keywords)):
+                    found.append(call.lineno)
+    return found
+
+
+def test_whose_a_journal_must_be_is_said_wherever_one_is_read() -> None:
+    """In a shared state directory anybody may have put it there."""
+    source = ROOT / "src" / "keepstep"
+    found = {
+        f"{path.relative_to(source)}:{line}"
+        for path in source.rglob("*.py")
+        if not str(path.relative_to(source)).startswith(NAMED)
+        for line in without_an_owner(path.read_text())
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["read_journal(path)", "JournalTail(path, from_its_end=True)", "partial(read_journal, path)"],
+)
+def test_the_rule_of_owners_sees(line: str) -> None:
+    assert without_an_owner(line) == [1]
+    assert without_an_owner(line[:-1] + ", owner=me)") == []

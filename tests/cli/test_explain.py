@@ -229,3 +229,18 @@ def test_nothing_is_broken_at_80_columns(machine: Any, monkeypatch: pytest.Monke
         for at, word in enumerate(line):
             if re.fullmatch(r"\+?\d+\.\d+", word):
                 assert at + 1 < len(line), line
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: two users are played")
+@pytest.mark.parametrize("what", ["the file", "its directory"])
+def test_another_users_journal_is_not_the_jobs_word(what: str, machine: Any) -> None:
+    """In a shared state directory another user may have made it first."""
+    tell(machine, "demo")
+    machine.rank("demo", 1, [24])
+    assert "rank 1 was killed" in machine.run("explain").stdout
+    before = machine.json("status")["jobs"][0]["account"]
+    journal = machine.settings_of("demo").journal_path
+    os.chown(journal if what == "the file" else journal.parent, 65534, 65534)
+    assert "There is no journal of job demo" in machine.run("explain").stdout
+    [job] = machine.json("status")["jobs"]
+    assert before is not None and job["account"] is None and job["nodes"] is None

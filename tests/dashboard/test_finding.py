@@ -95,3 +95,19 @@ def test_a_keeper_that_is_removing_its_memory_lives(arena: Path) -> None:
         process.communicate(b"\n", timeout=60)
     [found] = find_leftovers(arena)
     assert (found.job, found.alive) == ("demo", False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: two users are played")
+def test_a_journal_is_read_of_who_may_have_written_it(arena: Path, tmp_path: Path) -> None:
+    """Where a job has memory here, it is this user's. Where it has none, the state directory may be
+    another user's, whose jobs are looked at."""
+    state = tmp_path / "state"
+    for name in ("demo", "theirs", "mine", "in-theirs"):
+        (state / name).mkdir(parents=True)
+        (state / name / "journal.jsonl").touch()
+    for path in (state, state / "demo", state / "theirs", state / "in-theirs"):
+        os.chown(path, 65534, 65534)
+    for name in ("demo", "theirs"):
+        os.chown(state / name / "journal.jsonl", 65534, 65534)
+    found = {job.name: job.owner for job in find_jobs(arena, state)}
+    assert found == {"demo": 0, "theirs": 65534, "mine": 0}

@@ -164,3 +164,15 @@ def test_nodes_are_told_apart_by_where_their_journals_lie(
     paths: list[str], labels: list[str]
 ) -> None:
     assert labels_of([Path(path) for path in paths]) == labels
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: two users are played")
+def test_of_a_jobs_own_directory_only_its_owners_word_counts(tmp_path: Path) -> None:
+    paths = [tmp_path / "state" / "demo" / "journal.jsonl", tmp_path / "named" / "journal.jsonl"]
+    for path in paths:
+        journal = FileJournal(path, "keeper")
+        journal.record("one", path.parent.name)
+        journal.close()
+        os.chown(path, 65534, 65534)
+    assert [event.why for event in Journals(paths, os.geteuid()).read()] == ["named"]
+    assert len(Journals(paths).read()) == 2

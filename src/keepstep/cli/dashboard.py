@@ -86,7 +86,7 @@ def _chosen(job: str | None, directory: Path | None) -> tuple[FoundJob, list[Pat
     with contextlib.suppress(ConfigError):
         found = named(name)
         return found, [*find_journals(found.journal_path.parent, name), *others]
-    return FoundJob(name, job_dir_of(arena_dir(), name), others[0], False, 0), others
+    return FoundJob(name, job_dir_of(arena_dir(), name), others[0], False, 0, None), others
 
 
 def _only_job(directory: Path) -> str:

@@ -80,7 +80,7 @@ def _send_spans(found: FoundJob | None, runs: list[JobRun]) -> None:
 
 def _runs(found: FoundJob, pages: Pages) -> list[tuple[JobRun, Account]]:
     """Every run of the job, and where its time went. Whoever lives now lives in the last one."""
-    runs = runs_of(read_journal(found.journal_path))
+    runs = runs_of(read_journal(found.journal_path, found.owner))
     now = Moment.now()
     return [(run, run_account(run, pages if run is runs[-1] else {}, now)) for run in runs]
 

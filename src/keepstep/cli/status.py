@@ -87,7 +87,7 @@ class Looking:
 
     def _view(self, found: FoundJob) -> JobView:
         path = found.journal_path
-        tail, events = self._read.setdefault(path, (JournalTail(path), []))
+        tail, events = self._read.setdefault(path, (JournalTail(path, owner=found.owner), []))
         events.extend(tail.read())
         return job_view(found, Moment.now(), events)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from keepstep.config import ENDING, user_dir
@@ -26,14 +26,15 @@ _ENDING = re.compile(rf"(.+){ENDING}(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class FoundJob:
-    """A job that has memory, a journal, or both. `changed_wall_ns`: when either was changed
-    last."""
+    """A job that has memory, a journal, or both. `changed_wall_ns`: when either was changed last.
+    `owner`: whose the journal must be to be read, None where a person has named the file."""
 
     name: str
     job_dir: Path
     journal_path: Path
     has_memory: bool
     changed_wall_ns: int
+    owner: int | None = field(default_factory=os.geteuid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +60,35 @@ class Leftover:
 
 def find_jobs(arena_dir: Path, state_dir: Path) -> list[FoundJob]:
     """Every job with memory below `arena_dir` or a journal below `state_dir`, the newest first. A
-    journal is a file of this user's, or of whose the state directory is."""
-    living = [path for path in _job_dirs(arena_dir) if not _ENDING.fullmatch(path.name)]
-    names = {path.name for path in living}
-    journals = {name: state_dir / name / "journal.jsonl" for name in MEMORY.names(state_dir)}
-    names |= {name for name, path in journals.items() if _is_journal(path, state_dir)}
+    journal is a file of this user's, or of whose the state directory is where the job has no memory
+    here; and so is the directory that it is in."""
+    living = {path.name for path in _job_dirs(arena_dir) if not _ENDING.fullmatch(path.name)}
+    journals = {
+        name: facts
+        for name in MEMORY.names(state_dir)
+        if (facts := _journal_facts(state_dir / name / "journal.jsonl", state_dir)) is not None
+    }
     found = []
-    for name in names:
+    for name in living | journals.keys():
         job_dir = user_dir(arena_dir) / name
+        has_memory, journal = name in living, journals.get(name)
+        told_ns = 0 if journal is None else journal.st_mtime_ns
+        changed_ns = max(told_ns, _changed_ns(job_dir) if has_memory else 0)
+        owner = os.geteuid() if has_memory or journal is None else journal.st_uid
         journal_path = state_dir / name / "journal.jsonl"
-        changed_ns = max(_changed_ns(journal_path), _changed_ns(job_dir))
-        found.append(FoundJob(name, job_dir, journal_path, job_dir.is_dir(), changed_ns))
+        found.append(FoundJob(name, job_dir, journal_path, has_memory, changed_ns, owner))
     return sorted(found, key=lambda job: (-job.changed_wall_ns, job.name))
 
 
-def _is_journal(path: Path, state_dir: Path) -> bool:
+def _journal_facts(path: Path, state_dir: Path) -> os.stat_result | None:
+    """None where there is none to be read."""
     try:
-        facts, owners = path.stat(), {os.geteuid(), state_dir.stat().st_uid}
+        facts, above, shared = path.lstat(), path.parent.lstat(), state_dir.stat()
     except OSError:
-        return False
-    return stat.S_ISREG(facts.st_mode) and facts.st_uid in owners and os.access(path, os.R_OK)
+        return None
+    is_believed = facts.st_uid == above.st_uid and facts.st_uid in (os.geteuid(), shared.st_uid)
+    is_file = stat.S_ISREG(facts.st_mode) and stat.S_ISDIR(above.st_mode)
+    return facts if is_file and is_believed and os.access(path, os.R_OK) else None
 
 
 def find_leftovers(arena_dir: Path) -> list[Leftover]:

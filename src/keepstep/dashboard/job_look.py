@@ -10,6 +10,7 @@ anybody.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from keepstep.dashboard.finding import FoundJob
@@ -35,7 +36,7 @@ class JobLook:
     def __init__(self, job: FoundJob, journals: Sequence[Path] = ()) -> None:
         """`journals`: other nodes' of the same job."""
         self._job = job
-        self._journals = Journals([job.journal_path, *journals])
+        self._journals = Journals([job.journal_path, *journals], job.owner)
         self._events: list[Event] = []
         self.history = History(of_several=self._journals.are_several)
         self._pages = StatusPages(MEMORY, job.job_dir)
@@ -68,11 +69,8 @@ class JobLook:
         runs = self.history.runs
         tempos = tempos_of(pages)
         at = (now.wall_ns, now.mono_ns, now.boot) if tempos else None
-        job = FoundJob(
-            self._job.name, job_dir, self._job.journal_path, has_memory, self._job.changed_wall_ns
-        )
         looked = JobFacts(
-            job=job,
+            job=replace(self._job, has_memory=has_memory),
             events=self._events,
             pages=pages,
             slots=self._slots(pages, now),

@@ -21,10 +21,15 @@ NAME = "journal.jsonl"
 class Journals:
     """For one thread at a time."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        """Each file counts once."""
+    def __init__(self, paths: Sequence[Path], owner: int | None = None) -> None:
+        """Each file counts once. owner: whose those must be in the directory of the first, the
+        job's own. Of others whoever names them knows whose they are."""
         self._paths = list(dict.fromkeys(path.absolute() for path in paths))
-        self._tails = [JournalTail(path) for path in self._paths]
+        own = self._paths[0].parent
+        self._tails = [
+            JournalTail(path, owner=owner if path.is_relative_to(own) else None)
+            for path in self._paths
+        ]
         self._sizes = [-1] * len(self._paths)
         self._labels = labels_of(self._paths)
         self._known: set[tuple[int, int, str, str]] = set()

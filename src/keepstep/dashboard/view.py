@@ -150,7 +150,7 @@ class JobFacts:
 def job_view(job: FoundJob, now: Moment, events: Sequence[Event] | None = None) -> JobView:
     """The job as it is now. `events`: its journal, if it has been read already."""
     if events is None:
-        events = list(read_journal(job.journal_path))
+        events = list(read_journal(job.journal_path, job.owner))
     pages = read_pages(job.job_dir)
     runs = runs_of(events)
     looked = JobFacts(

@@ -16,6 +16,7 @@ once.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -59,12 +60,12 @@ class Marks:
         self._mark, self._clock = mark, clock
         self._thread = ThreadPoolExecutor(1, "keepstep-marks")  # a tracker may wait for a network
         path = job.settings.journal_path
-        self._tail = JournalTail(path, from_its_end=True)
+        self._tail = JournalTail(path, from_its_end=True, owner=os.geteuid())
         self._cause = ""
         self._told: tuple[int, int] | None = None  # step and epoch of the last one
         self._next_s = clock() + EVERY_S
         last: dict[bool, Event] = {}
-        for event in read_journal(path):
+        for event in read_journal(path, os.geteuid()):
             if event.kind in CAUSES or event.kind in BACK:
                 last[event.kind in BACK] = event
         if True in last and job.step >= 0:

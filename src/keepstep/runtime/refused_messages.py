@@ -18,6 +18,15 @@ class RefusedMessages:
         self._journal = journal
         self.count = 0
 
+    def tell(self, kind: str, why: str) -> None:
+        """What connections of this node tell: also of who wanted to connect."""
+        if kind == "message-refused":
+            self("a process of this node", why)
+        elif kind == "connection-refused":
+            self._journal.record("connection-refused", why)
+        else:
+            self._journal.record("stranger-refused", why)
+
     def __call__(self, sender: str, why: str) -> None:
         """`sender` has sent something that is refused."""
         self.count += 1

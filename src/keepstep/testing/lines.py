@@ -29,4 +29,4 @@ class Lines:
         self._tail = Tail(path)
 
     def new(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self._tail.new().splitlines()]
+        return [json.loads(line) for line in self._tail.new()]

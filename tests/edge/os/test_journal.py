@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -177,3 +180,74 @@ def test_a_pipe_at_its_place_holds_nobody(tmp_path: Path) -> None:
     path.unlink()
     path.mkdir()
     assert list(read_journal(path)) == [] and JournalTail(path).read() == []
+
+
+EVE = 65534
+
+
+def another_users(path: Path) -> None:
+    os.chown(path, EVE, EVE)
+
+
+def of_another_job(path: Path) -> None:
+    other = path.parent.parent / "other" / path.name
+    other.parent.mkdir()
+    path.rename(other)
+    path.symlink_to(other)
+
+
+def a_directory_of_another_job(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("other"))
+    path.parent.symlink_to("other")
+
+
+NOT_OURS: dict[str, Callable[[Path], None]] = {
+    "another user's file": another_users,
+    "another user's directory": lambda path: another_users(path.parent),
+    "a link": of_another_job,
+    "a link to a directory": a_directory_of_another_job,
+}
+
+
+@pytest.mark.parametrize("what", NOT_OURS)
+def test_what_another_user_has_put_there_is_nobodys_word(what: str, tmp_path: Path) -> None:
+    """In a shared state directory who comes first makes the job's directory."""
+    if os.geteuid() != 0 and "user" in what:
+        pytest.skip("needs root: only root can give a file away")
+    path = tmp_path / "job" / "journal.jsonl"
+    journal = FileJournal(path, "rank 0")
+    journal.record("one", "1")
+    journal.close()
+    mine = os.geteuid()
+    tail = JournalTail(path, owner=mine)
+    assert [e.kind for e in read_journal(path, mine)] == ["one"]
+    NOT_OURS[what](path)
+    assert list(read_journal(path, mine)) == [] and tail.read() == []
+    assert [e.kind for e in read_journal(path)] == ["one"], "a person has named it"
+    if what == "another user's file":
+        another_users(path.parent)
+        assert [e.kind for e in read_journal(path, EVE)] == ["one"]
+
+
+@contextmanager
+def little_memory(more_bytes: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + more_bytes, -1))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_a_line_without_an_end_takes_no_memory_and_hides_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = FileJournal(path, "rank 0")
+    journal.record("one", "1")
+    os.truncate(path, 1 << 30)  # a hole
+    journal.record("two", "2")
+    journal.close()
+    tail = JournalTail(path)
+    with little_memory(256 << 20):
+        assert [e.kind for e in read_journal(path)] == ["one", "two"]
+        assert [e.kind for e in tail.read()] == ["one", "two"] and tail.read() == []

@@ -13,6 +13,7 @@ import pytest
 from keepstep.config import Settings, resolve
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.edge.net.unix_socket import Mailbox
+from keepstep.edge.os.keeper_settings import write_keeper_settings
 from keepstep.edge.os.processes import ensure_keeper
 from keepstep.model.messages.keeper_agent import AgentHere, JobEnded
 from tests.pidfds import ends
@@ -80,3 +81,26 @@ def test_a_killed_keeper_has_a_successor(settings: Settings) -> None:
         second.close()
         second = ensure_keeper(settings, AGENT_WITH_KEEPER)
     end(second, settings)
+
+
+@pytest.mark.timeout(60)
+def test_a_log_that_cannot_be_written_is_told_and_the_keeper_starts(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a shared state directory anybody may have put something in its place."""
+    place = settings.journal_path.with_name("keeper.log")
+    place.parent.mkdir(parents=True)
+    os.mkfifo(place)
+    end(ensure_keeper(settings, AGENT_WITH_KEEPER), settings)
+    told = caplog.messages[0]
+    assert f"the keeper's log {place} cannot be written" in told and "[KS5225]" in told
+
+
+def test_what_a_keeper_was_told_is_this_users_alone(settings: Settings) -> None:
+    settings.job_dir.mkdir(parents=True)
+    before = os.umask(0)
+    try:
+        write_keeper_settings(settings)
+    finally:
+        os.umask(before)
+    assert (settings.job_dir / "keeper.json").stat().st_mode & 0o777 == 0o600

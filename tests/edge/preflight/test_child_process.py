@@ -87,3 +87,19 @@ def test_a_history_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError):
         write_history(tmp_path / "file", b"text")
+
+
+@pytest.mark.timeout(20)
+def test_what_another_user_has_put_in_a_historys_place_is_none(tmp_path: Path) -> None:
+    """A pipe would be waited for without end."""
+    os.mkfifo(tmp_path / NAME)
+    assert read_history(tmp_path) == b""
+    write_history(tmp_path, b"one")
+    assert read_history(tmp_path) == b"one"
+    (tmp_path / NAME).rename(tmp_path / "aside")
+    (tmp_path / NAME).symlink_to("aside")
+    assert read_history(tmp_path) == b""
+    write_history(tmp_path, b"two")
+    if os.geteuid() == 0:
+        os.chown(tmp_path / NAME, 65534, 65534)
+        assert read_history(tmp_path) == b""

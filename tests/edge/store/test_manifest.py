@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.edge.store.checked_file import VerifiedFile
+from keepstep.edge.store.draft import MANIFEST
 from keepstep.edge.store.manifest import FileSum, Manifest, manifest_from_bytes, seal
 from keepstep.edge.store.owner import OWNER, OwnerRecord, read_owner
 from keepstep.edge.store.parts import part_from_bytes, survey_from_bytes
@@ -30,6 +33,7 @@ WHOLE = Manifest(
     fingerprint={"model": "gpt"},
     files={".metadata": FileSum(9, 4, ("0" * 16, "1" * 16, "2" * 16))},
 )
+NAME = CheckpointName(3)
 ATTEMPT = CheckpointAttempt("j", Stamp(3, 1), 7, (1, 1))
 ODD: list[Any] = [
     None,
@@ -175,3 +179,53 @@ def test_what_is_no_file_of_ours_is_damage_and_nobody_waits_for_it(
     assert listing.damaged == {999} and "keepstep.json: expected" in listing.broken[999]
     odd.rename(tmp_path / OWNER)
     assert read_owner(LocalFileSystem(), str(tmp_path)) == OwnerRecord(None, is_there=True)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "another file"])
+@pytest.mark.timeout(20)
+def test_what_was_looked_at_is_what_is_read(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write to the store may put something else there between the two."""
+    store, manifest = Store(tmp_path), tmp_path / NAME.directory / MANIFEST
+    manifest.parent.mkdir()
+    manifest.write_bytes(b"the one looked at")
+    swapped = []
+
+    def then_swapped(look: Callable[..., Any]) -> Callable[..., Any]:
+        def looked(*what: Any, **how: Any) -> Any:
+            facts = look(*what, **how)
+            if not swapped:
+                swapped.append(kind)
+                manifest.unlink()
+                os.mkfifo(manifest) if kind == "a pipe" else manifest.write_bytes(b"another")
+            return facts
+
+        return looked
+
+    monkeypatch.setattr(LocalFileSystem, "info", then_swapped(LocalFileSystem.info))
+    monkeypatch.setattr(os, "fstat", then_swapped(os.fstat))
+    assert store.read_small(NAME, MANIFEST) == b"the one looked at" and swapped
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_a_files_place_is_damage_of_its_blocks(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    draft = store.draft(NAME)
+    with draft.open("data") as file:
+        file.write(b"bytes")
+    opened = VerifiedFile(store.place(NAME, "data"), draft.files["data"])
+    path = Path(store.path(NAME, "data"))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DamageError, match="expected a file, found a pipe"):
+        opened.read_block(0)
+
+
+@pytest.mark.timeout(20)
+def test_no_more_is_read_than_the_file_said_it_has(tmp_path: Path) -> None:
+    """What a kernel's file tells is not known by its size, and may never end."""
+    store, manifest = Store(tmp_path), tmp_path / NAME.directory / MANIFEST
+    manifest.parent.mkdir()
+    manifest.symlink_to("/proc/self/status")
+    assert store.read_small(NAME, MANIFEST) == b""

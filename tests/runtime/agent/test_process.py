@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -21,10 +22,19 @@ from keepstep.edge.os.signals import Signals
 from keepstep.errors import ConfigError
 from keepstep.model.events import WARNING
 from keepstep.model.launch import Launch, Predecessor
+from keepstep.ports import Box
 from keepstep.runtime.agent import process
 from keepstep.runtime.agent.supervisor import PREDECESSOR, REPORT
+from keepstep.runtime.refused_messages import TOLD_EVERY
 from tests.runtime.fakes import FakeJournal
 
+NONSENSE = """
+import socket, sys
+peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+peer.connect(sys.argv[1])
+for _ in range(2 * int(sys.argv[2]) + 1):
+    peer.send(b"nonsense")
+"""
 LAUNCH = Launch((sys.executable, "-u", "train.py"), ("train.py",), ranks=2, job="j")
 
 
@@ -166,3 +176,22 @@ def test_an_agent_gets_what_was_configured(tmp_path: Path) -> None:
     assert found.deadlines == derive(settings.hang_after_s, None)
     several = replace(LAUNCH, nodes=2, endpoint=("127.0.0.1", 1))
     assert process._options(several, settings, {}).deadlines.link_dead_ns == 3_000_000_000
+
+
+class Deaf:
+    def hear(self, box: Box, message: Any, /) -> None: ...
+
+    def gone(self, box: Box, /) -> None:
+        self.is_over = True
+
+    is_over = False
+
+
+def test_who_sends_the_agent_nonsense_does_not_fill_its_journal(tmp_path: Path) -> None:
+    journal, path, deaf = FakeJournal(), tmp_path / "agent.sock", Deaf()
+    with closing(Loop()) as loop, closing(process._serve(loop, journal, path, deaf)):
+        peer = subprocess.Popen([sys.executable, "-c", NONSENSE, str(path), str(TOLD_EVERY)])
+        loop.run(lambda: deaf.is_over)
+        assert peer.wait(20) == 0
+    told = [event.data["count"] for event in journal.events if event.kind == "message-refused"]
+    assert told == [1, TOLD_EVERY + 1, 2 * TOLD_EVERY + 1]

@@ -17,8 +17,8 @@ from typing import Any
 
 from keepstep.codes import of_warning
 from keepstep.edge.os.clock import CLOCK
-from keepstep.edge.os.own_file import append_to_own, check_own_directory, read_regular
-from keepstep.edge.os.tail import Tail
+from keepstep.edge.os.own_file import append_to_own, check_own_directory, read_if_of
+from keepstep.edge.os.tail import Tail, lines_of
 from keepstep.model.events import Event, event_from_line
 
 log = logging.getLogger("keepstep")
@@ -92,34 +92,31 @@ def _code(kind: str, why: str, level: int) -> str:
     return "" if found is None or "[KS" in why else f" [{found.number}]"
 
 
-def read_journal(path: Path, own: bool = False) -> Iterator[Event]:
+def read_journal(path: Path, owner: int | None = None) -> Iterator[Event]:
     """Every whole event of the file in the order written; nothing when there is no regular file.
-    own: nothing either when it is another user's."""
-    try:
-        fd = read_regular(path, own)
-    except FileNotFoundError:
-        return
-    except PermissionError:
-        if own:
-            return
-        raise
-    with open(fd, encoding="utf-8", errors="replace") as lines:
-        yield from _events(lines)
+    owner: whose it and its directory must be, else there is nothing either: in a shared state
+    directory anybody may put a journal. None where a person has named the file."""
+    fd = read_if_of(path, owner)
+    if fd is not None:
+        with open(fd, "rb") as file:
+            yield from _events(lines_of(file))
 
 
 class JournalTail:
     """What is added to a journal between two looks."""
 
-    def __init__(self, path: Path, from_its_end: bool = False) -> None:
-        self._tail = Tail(path, from_its_end)
+    def __init__(self, path: Path, from_its_end: bool = False, owner: int | None = None) -> None:
+        """owner: as in `read_journal`."""
+        self._tail = Tail(path, from_its_end, owner)
 
     def read(self) -> list[Event]:
         """The events added since the last look."""
-        return list(_events(self._tail.new().decode("utf-8", errors="replace").split("\n")))
+        return list(_events(self._tail.new()))
 
 
-def _events(lines: Iterable[str]) -> Iterator[Event]:
-    for line in lines:
+def _events(lines: Iterable[bytes]) -> Iterator[Event]:
+    for raw in lines:
+        line = raw.decode("utf-8", errors="replace")
         # A torn line has no end: the next event stands behind it.
         with contextlib.suppress(ValueError):
             yield event_from_line(line[max(0, line.rfind(EVENT_BEGIN)) :])

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,8 +66,11 @@ class Teller(NamedTuple):
 def write_keeper_settings(settings: Settings, teller: str = "") -> None:
     """Whoever has the keeper's lock says what it acts on. teller: the rank that has started it,
     as text; empty when that was none."""
-    with contextlib.suppress(OSError):  # the disk is full: nobody will notice a difference
-        _path(settings).write_text(json.dumps({**_of(settings), TELLER: teller}))
+    with (
+        contextlib.suppress(OSError),  # the disk is full: nobody will notice a difference
+        open(_path(settings), "w", opener=partial(os.open, mode=0o600)) as file,
+    ):
+        file.write(json.dumps({**_of(settings), TELLER: teller}))
 
 
 def differences(settings: Settings) -> list[str]:

@@ -7,7 +7,7 @@ child to wait for.
 
 from __future__ import annotations
 
-import errno
+import logging
 import os
 import subprocess
 import sys
@@ -34,8 +34,7 @@ _LAUNCH = (
 )
 
 
-# as a file system answers that is full, or was mounted anew for reading after an error
-TAKES_NOTHING = frozenset((errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO))
+log = logging.getLogger("keepstep")
 
 
 def ensure_keeper(
@@ -70,14 +69,18 @@ def ensure_keeper(
 
 
 def _log_at(path: Path) -> int:
-    """What a keeper says outside of its journal; nowhere where the disk takes nothing, since
-    nothing depends on it. Raises OSError, where the place is another user's for one."""
+    """What a keeper says outside of its journal; nowhere where that cannot be written, be the disk
+    full or something else in its place, since nothing depends on it."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return append_to_own(path)
     except OSError as error:
-        if error.errno not in TAKES_NOTHING:
-            raise
+        log.warning(
+            "the keeper's log %s cannot be written (%s): what it says outside of the journal is "
+            "lost [KS5225]",
+            path,
+            error,
+        )
         return os.open(os.devnull, os.O_WRONLY)
 
 

@@ -7,14 +7,17 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from keepstep.edge.os.own_file import read_regular
+
 NAME = "preflight.json"
 MOST_BYTES = 1 << 20
 
 
 def read_history(state_dir: Path) -> bytes:
-    """What is there; nothing where there is none or it cannot be read."""
+    """What is there; nothing where there is none, it cannot be read or is not this user's: others
+    may write to a shared state directory."""
     try:
-        with open(state_dir / NAME, "rb") as file:
+        with open(read_regular(state_dir / NAME, os.geteuid()), "rb") as file:
             return file.read(MOST_BYTES)
     except OSError:
         return b""

@@ -256,7 +256,7 @@ class VerifiedFile(SeekableFile):
         end = min(start + self._sums.block_bytes, self._sums.bytes)
         where = self._place.where
         with store_errors(f"reading {where}"):
-            data: bytes = self._place.fs.cat_file(self._place.path, start=start, end=end)
+            data = _bytes_of(self._place.fs, self._place.path, where, start, end)
         expected, found = self._sums.xxh3_64[index], xxhash.xxh3_64_hexdigest(data)
         if found != expected:
             raise DamageError(
@@ -297,20 +297,40 @@ def read_whole(fs: Any, path: str, where: str) -> bytes | None:
     """A small file's bytes; None when there is none. Raises OSError, and DamageError for what would
     be waited for in vain (a directory, a pipe) or would fill the memory."""
     try:
-        if isinstance(fs, LocalFileSystem):
-            about = fs.info(path)
-            if about["type"] != "file":
-                raise DamageError(f"{where}: expected a file, found {_kind(about)}")
-            if about["size"] > MOST_SMALL_BYTES:
-                raise DamageError(
-                    f"{where}: expected at most {human_bytes(MOST_SMALL_BYTES)}, found "
-                    f"{human_bytes(about['size'])}"
-                )
-        raw: bytes = fs.cat_file(path)
+        return _bytes_of(fs, path, where)
     except FileNotFoundError:
         check_is_not_behind_a_link(fs, path)
         return None
-    return raw
+
+
+def _bytes_of(
+    fs: Any, path: str, where: str, start: int | None = None, end: int | None = None
+) -> bytes:
+    """As many as the file had when it was opened: who may write to the store may change it, or what
+    stands in its place, at any time. Raises OSError, and DamageError as `read_whole`."""
+    if not isinstance(fs, LocalFileSystem):
+        raw: bytes = fs.cat_file(path, start=start, end=end)
+        return raw
+    # Links are followed, since a part of a store may lie on another disk. What they lead to is not
+    # opened before it is known for a file: a pipe has a writer to wait for, a device may act.
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        facts = os.fstat(found)
+        if not stat.S_ISREG(facts.st_mode):
+            kind = "a directory" if stat.S_ISDIR(facts.st_mode) else "a pipe or a device"
+            raise DamageError(f"{where}: expected a file, found {kind}")
+        start, end = start or 0, facts.st_size if end is None else min(end, facts.st_size)
+        if end - start > MOST_SMALL_BYTES:
+            raise DamageError(
+                f"{where}: expected at most {human_bytes(MOST_SMALL_BYTES)}, found "
+                f"{human_bytes(end - start)}"
+            )
+        fd = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    finally:
+        os.close(found)
+    with open(fd, "rb") as file:
+        file.seek(start)
+        return file.read(max(0, end - start))
 
 
 def is_there(fs: Any, path: str) -> bool:
@@ -334,10 +354,6 @@ def check_is_not_behind_a_link(fs: Any, path: str) -> None:
                 )
 
 
-def _kind(about: dict[str, Any]) -> str:
-    return "a directory" if about["type"] == "directory" else "a pipe or a device"
-
-
 def put_whole(fs: Any, path: str, raw: bytes, replaces: bool = False) -> None:
     """A file of these bytes, whole or not at all, wherever its writer ends; in place of none unless
     it `replaces` one. Raises FileExistsError."""
@@ -348,8 +364,16 @@ def put_whole(fs: Any, path: str, raw: bytes, replaces: bool = False) -> None:
             fs.pipe_file(path, raw, mode="overwrite" if replaces else "create")
     except FileExistsError:
         # an answer may be lost, and the library asks again
-        if fs.cat_file(path) != raw:
+        if not is_what_is_there(fs, path, raw):
             raise
+
+
+def is_what_is_there(fs: Any, path: str, raw: bytes) -> bool:
+    """Whether a small file has just these bytes. Raises OSError."""
+    try:
+        return read_whole(fs, path, path) == raw
+    except DamageError:
+        return False
 
 
 def _put_on_disk(path: str, raw: bytes, replaces: bool) -> None:

@@ -25,7 +25,7 @@ from contextlib import suppress
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from keepstep.edge.store.checked_file import own_directory, put_whole
+from keepstep.edge.store.checked_file import is_what_is_there, own_directory, put_whole
 from keepstep.edge.store.draft import MANIFEST, UNPUBLISHED
 from keepstep.edge.store.manifest import FORMAT_VERSION, seal, unseal
 from keepstep.edge.store.signer import Signer, sign_of
@@ -75,7 +75,7 @@ def _is_claimed(fs: AbstractFileSystem, directory: str, raw: bytes) -> bool:
             raise
         return _is_claimed_without_room(path)
     # where neither links nor conditions are to be had, both may have been put
-    return bool(fs.cat_file(path) == raw)
+    return is_what_is_there(fs, path, raw)
 
 
 def _is_claimed_without_room(path: str) -> bool:

@@ -64,6 +64,7 @@ from keepstep.runtime.agent.supervisor import SIGNALS, AgentReport, predecessor_
 from keepstep.runtime.agent.world import AgentOptions, AgentWorld, PartsWorld
 from keepstep.runtime.job_name import default_job
 from keepstep.runtime.keeper_search import KeeperSearches
+from keepstep.runtime.refused_messages import RefusedMessages
 
 LOCK = "agent.lock"  # held by the agent that lives
 LOCK_WITHIN_S = 2.0  # an agent that has just been killed may not be gone yet
@@ -159,7 +160,7 @@ def _is_over(settings: Settings, agent_pids: Sequence[int]) -> bool:
     that is another user's does not count, nor what it tells of another run: this one's first word
     may be missing in it."""
     is_ours = is_over = False
-    for event in read_journal(settings.journal_path, own=True):
+    for event in read_journal(settings.journal_path, os.geteuid()):
         if event.kind == "job-started":
             is_ours, is_over = event.data.get("pid") in agent_pids, False
         elif event.kind == "resumed":
@@ -233,7 +234,7 @@ def _run(
         keepers=KeeperSearches(door, CLOCK, loop),
         processes=processes,
         probes=NodeProbes(settings.journal_path.parent, load_plain),
-        serve_boxes=lambda path, hearer: _serve(loop, journal, path, hearer),
+        serve_boxes=partial(_serve, loop, journal),
         open_kv=_open_kv(loop, launch, settings, journal),
         meeting_places=StoreMeetingPlaces(),
         provider=_provider(settings),
@@ -292,7 +293,7 @@ class ServedMetrics:
             job_dir,
             CLOCK,
             MEMORY,
-            JournalTail(settings.journal_path, from_its_end=True),
+            JournalTail(settings.journal_path, from_its_end=True, owner=os.geteuid()),
             read_pages=lambda: read_pages(job_dir),
             keeper_lives=lambda: keeper_look(job_dir, CLOCK.monotonic_ns(), CLOCK.boot()).alive,
         )
@@ -332,8 +333,9 @@ def _options(launch: Launch, settings: Settings, environ: Mapping[str, str]) -> 
     )
 
 
-def _serve(loop: Loop, journal: FileJournal, path: Path, hearer: Hearer) -> boxes.UnixBoxServer:
-    return boxes.listen(loop, path, AGENT_WITH_PROCESS, lambda box: hearer, journal.record)
+def _serve(loop: Loop, journal: Journal, path: Path, hearer: Hearer) -> boxes.UnixBoxServer:
+    tell = RefusedMessages(journal).tell  # who sends nonsense does not fill the journal
+    return boxes.listen(loop, path, AGENT_WITH_PROCESS, lambda box: hearer, tell)
 
 
 def _parts(loop: Loop, settings: Settings) -> PartsWorld:

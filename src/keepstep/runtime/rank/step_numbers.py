@@ -38,7 +38,9 @@ def own_device(settings: Settings, who: RankIdentity) -> OwnDevice:
     """What this rank computes on, and where errors of it are written down."""
     number = int(os.environ.get("LOCAL_RANK", who.rank % who.local_world_size))
     device = Device(os.uname().nodename, number)
-    return OwnDevice(device, number == 0, partial(read_journal, settings.journal_path))
+    return OwnDevice(
+        device, number == 0, partial(read_journal, settings.journal_path, os.geteuid())
+    )
 
 
 @dataclass

@@ -38,6 +38,7 @@ from keepstep.runtime.keeper_world import KeeperWorld as KeeperWorld
 from keepstep.runtime.rank.bootstrap import NodeFacts
 from keepstep.runtime.rank.identity import place_in_world, place_of_newcomer
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
+from keepstep.runtime.refused_messages import RefusedMessages
 from keepstep.runtime.replication.pacing import Pacing
 from keepstep.sim.protocol.job.checkpoint_format import read_state
 from keepstep.sim.protocol.job.collectives import INTERFACE, SimGroups
@@ -513,8 +514,8 @@ class AgentLife:
         return None if program is None else program.is_waiting
 
     def _serve(self, journal: SimJournal, path: Path, hearer: Hearer) -> BoxServer:
-        listen = self.node.sockets.listen
-        return listen(self.process, path, AGENT_WITH_PROCESS, lambda box: hearer, journal.record)
+        listen, tell = self.node.sockets.listen, RefusedMessages(journal).tell
+        return listen(self.process, path, AGENT_WITH_PROCESS, lambda box: hearer, tell)
 
     def _take_part(self, attempt: int) -> None:
         self.process.touch("take part")
