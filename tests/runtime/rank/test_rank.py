@@ -163,7 +163,7 @@ def test_what_was_shared_is_shared_again_by_who_resumes_from_memory_alone(tmp_pa
         trainee = Trainee(RankRoom(tmp_path))
         capture, stamps = trainee.rank._capture, []
         resumed = capture.resumed
-        capture.resumed = lambda stamp, s=stamps, r=resumed: s.append(stamp) or r(stamp)  # type: ignore[method-assign, misc]
+        capture.resumed = lambda *at, s=stamps, r=resumed: s.append(at[0]) or r(*at)  # type: ignore[method-assign, misc]
         trainee.start(source, step)
         trainee.step()
         trainee.rank.abandon()
