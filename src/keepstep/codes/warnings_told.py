@@ -386,9 +386,9 @@ WARNINGS = (
     warning(
         "KS5225",
         "journal-lost",
-        means="The journal, or the keeper's log beside it, cannot be written: a full or read-only "
-        "disk, or what another user has put in its place. Training is not touched, but `keepstep "
-        "explain` will not know of it.",
+        means="The journal, or the keeper's log beside it, cannot be written: the disk is full or "
+        "takes nothing, or another user has put something in its place. Training is not touched, "
+        "but `keepstep explain` will not know of it.",
         do="Room in the state directory; a state directory of your own.",
         read="operations.md#what-happened-and-why",
     ),
