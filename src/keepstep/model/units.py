@@ -52,7 +52,7 @@ def human_ns(duration_ns: int) -> str:
     return f"{duration_ns / 1000:.0f} us"
 
 
-def first_names(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str], most: int = SHOWN_NAMES) -> str:
     """For a sentence: the first ones, and how many more there are."""
-    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    return ", ".join(names[:SHOWN_NAMES]) + more
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -109,10 +109,11 @@ WRITE = """
 import os, subprocess, sys
 from keepstep import errors
 from keepstep.edge.os.error_file import write_error_file
+error = errors.WrongNumbersError("of a child")
 if sys.argv[1:]:
-    subprocess.run([sys.executable, "-c", sys.argv[1], *sys.argv[2:]], check=True)
-kind = errors.WrongNumbersError if sys.argv[2:] or not sys.argv[1:] else errors.StoppedError
-write_error_file(kind("of " + ("a child" if not sys.argv[1:] else "the rank")), os.environ)
+    subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
+    error = errors.StoppedError("of the rank")
+write_error_file(error, os.environ)
 """
 
 

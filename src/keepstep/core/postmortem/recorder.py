@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from keepstep.core.postmortem.collectives import Missed
+from keepstep.model.units import first_names
 
 MOST_ENTRIES = 1 << 20
 MOST_RANKS = 1 << 20
@@ -229,8 +230,7 @@ class Recorder:
 
 
 def _some(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, sorted(ranks)[:8]))
-    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+    return first_names([str(rank) for rank in sorted(ranks)], 8)
 
 
 def rank_in(name: str) -> int | None:

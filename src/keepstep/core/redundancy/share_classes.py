@@ -78,9 +78,8 @@ class ShareClasses:
         plans = {held.plan for held in members}
         since = self._since.get(known.members, BEFORE_ALL)
         if known.is_over:
-            return (
-                None if plans.isdisjoint({known.number} if known.number else plans - {0}) else known
-            )
+            is_followed = known.number in plans if known.number else plans != {0}
+            return known if is_followed else None
         if known.number:
             is_followed = plans == {known.number} and not differing(members, since)
             return known if is_followed else known._replace(is_over=True)

@@ -208,14 +208,10 @@ class Vote:
         """What nodes have told they hold: which ones have not yet, what each rank can be given, and
         what that tells of shares."""
         before = (self.silent_nodes, self.elsewhere, self.shared_elsewhere)
-        self.silent_nodes, self.elsewhere = silent_nodes, elsewhere
-        self.shared_elsewhere = shared or {}
+        now = (silent_nodes, elsewhere, shared or {})
+        self.silent_nodes, self.elsewhere, self.shared_elsewhere = now
         self.epoch = max([self.epoch, *(s.epoch for stamps in elsewhere.values() for s in stamps)])
-        return (
-            self._decide()
-            if self.offer is None and before != (*(silent_nodes, elsewhere, self.shared_elsewhere),)
-            else []
-        )
+        return self._decide() if self.offer is None and before != now else []
 
     def listed(self, listing: StoreListing) -> list[Action]:
         """What the store has."""

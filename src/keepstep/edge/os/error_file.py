@@ -63,8 +63,8 @@ def read_error_file(path: str) -> ErrorReport:
         if not isinstance(said, dict):
             return ErrorReport(str(said), "", path)
         message = str(said["message"])
-        told = str(said.get("extraInfo", {}).get("py_callstack", ""))
-        writer = said.get("extraInfo", {}).get(WRITER, 0)
+        more = said.get("extraInfo", {})
+        told, writer = str(more.get("py_callstack", "")), more.get(WRITER, 0)
         is_refusal, is_stop = _is_of(REFUSALS, message, told), _is_of(STOPS, message, told)
         return ErrorReport(
             message, _place(told), path, is_refusal, is_stop, writer if type(writer) is int else 0

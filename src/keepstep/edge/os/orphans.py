@@ -1,8 +1,8 @@
 """Orphans: processes of an agent that was killed, ended by the one that follows it.
 
-Whom a mark in the environment tells of is seen in `/proc`, as it was when that process was started:
-forks of a rank have its mark, and so has what a program starts before it protects anything. What it
-starts later has not (`forget_rank_mark`): a command that a rank launched is a run of its own.
+They are found by a mark in their environment, which `/proc` shows as it was when the process was
+started. Forks of a rank have its mark, and so has what a program starts before it protects
+anything. What it starts later has none (`forget_rank_mark`): that may be a run of its own.
 
 Invariant: another user's processes, those above this one, and those that see another `/dev/shm` are
 never ended, whatever stands in their environment.
@@ -18,6 +18,7 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
+from keepstep.edge.os.process_stat import process_stat
 from keepstep.model.launch import RANK_OF
 from keepstep.model.units import MS_NS, S_NS
 
@@ -56,19 +57,12 @@ def _marked(marks: Mapping[str, str], place: Path | None) -> list[int]:
 
 
 def _with_ancestors(pid: int) -> set[int]:
-    found = {pid}
-    while pid := _parent(pid):
+    found: set[int] = set()
+    while pid:
         found.add(pid)
+        stat = process_stat(pid)
+        pid = 0 if stat is None else stat.parent
     return found
-
-
-def _parent(pid: int) -> int:
-    """0: it has none, or is over."""
-    try:
-        stat = (PROC / str(pid) / "stat").read_text(errors="replace")
-        return int(stat.rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def _is_ours(pid: int) -> bool:

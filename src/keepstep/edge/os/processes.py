@@ -24,7 +24,7 @@ from keepstep.model.launch import AGENT_SOCKET, RANK_OF
 from keepstep.ports import MessageCodec
 
 RAY_MARK = "KEEPSTEP_RAY_AGENT"  # in the environment of what a Ray actor has started
-# By which an agent's processes are found.
+# By which an agent's processes are found, and find it.
 RANK_MARKS = ("KEEPSTEP_AGENT", AGENT_SOCKET, RANK_OF, RAY_MARK)
 
 KEEPER_MODULE = "keepstep.runtime.keeper.process"  # stands on a keeper's command line

@@ -2,11 +2,11 @@
 
 Comes in: a sealed slot. Goes out: the same slot with nothing lacking: a map in which the blocks
 that it has not are those of its neighbours (the slots of the same stamp beside it, among what was
-brought here for it, and among what rests here for other nodes), of which their tables say
-that they are equal. Copies nothing. Equal means equal XXH3-64 and length; where a block
-was left to others on a device there is no XXH3 of this rank's own, and equal means that both told
-one digest of all that they share. Whoever reads proves every block by this slot's own table, as
-that of any slot, and a block of the latter kind by its keeper's.
+brought here for it, and among what rests here for other nodes), of which their tables say that they
+are equal. Copies nothing. Equal means equal XXH3-64 and length; where a block was left to others on
+a device there is no XXH3 of this rank's own, and equal means that both told one digest of all that
+they share. Whoever reads proves every block by this slot's own table, as that of any slot, and a
+block of the latter kind by its keeper's.
 
 Invariant: the neighbours' slots stand still, under shared locks, until the whole one is closed.
 """

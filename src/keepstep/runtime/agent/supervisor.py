@@ -82,9 +82,8 @@ def keep_agent(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 class _Supervisor:
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         self._command = [sys.executable, *module_words("keepstep.cli.main", *arguments)]
-        self._run = secrets.token_hex(8)
         own = {name: value for name, value in environ.items() if name not in TOLD_BY_AN_AGENT}
-        self._environ = {**own, SUPERVISOR: str(os.getpid()), RUN: self._run}
+        self._environ = {**own, SUPERVISOR: str(os.getpid()), RUN: secrets.token_hex(8)}
         self._supervision = Supervision()
         self._agent: subprocess.Popen[bytes] | None = None
         self._signalled: int | None = None  # the first signal that was forwarded
@@ -154,7 +153,7 @@ class _Supervisor:
         """Nobody would watch them, and they would wait for each other for ever."""
         for pid in agent_pids:
             if not Path(f"/proc/{pid}").exists():  # nobody has its number by now
-                end_orphans({"KEEPSTEP_AGENT": str(pid), RUN: self._run})
+                end_orphans({"KEEPSTEP_AGENT": str(pid), RUN: self._environ[RUN]})
 
     def _forward(self, signum: int, _: Any) -> None:
         if self._signalled is None:

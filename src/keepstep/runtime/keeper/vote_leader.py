@@ -261,12 +261,16 @@ class VoteLeader:
             without = [rank for rank, holds in proven.items() if offer.stamp not in holds]
             sources = self._nodes.sources(without, offer.stamp, proven)
             shared = self._shared(vote, offer.stamp, proven)
-        source = cast(StateSource, offer.source)
-        given = tuple(sources.values())
         self._nodes.to_all(
             OfferWord(
-                *(offer.number, source, offer.stamp, offer.why, given, offer.keeps_newer),
-                *(shared, vote.had_differed(offer.stamp)),
+                offer.number,
+                cast(StateSource, offer.source),
+                offer.stamp,
+                offer.why,
+                tuple(sources.values()),
+                offer.keeps_newer,
+                shared,
+                vote.had_differed(offer.stamp),
             )
         )
 

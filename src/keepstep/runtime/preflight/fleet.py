@@ -263,12 +263,24 @@ class FleetPart:
             self._meeting.say(f"together/{self._node}", NodeReady(self._node))
             together = {node: f"together/{node}" for node in beside}
             hear_living(self._meeting, self._seats, together, NodeReady, patience_s)
-            before = {node: f"turn/{node}" for node in beside if node < self._node}
-            hear_living(self._meeting, self._seats, before, NodeReady, patience_s)
-        readings += run([check for check in checks if check.is_alone])
-        if len(beside) > 1:
-            self._meeting.say(f"turn/{self._node}", NodeReady(self._node))
+        alone = partial(run, [check for check in checks if check.is_alone])
+        readings += self._in_turn("turn", beside, patience_s, alone)
         return list(against_past(readings, self._history))
+
+    def _in_turn(
+        self,
+        name: str,
+        nodes: list[int],
+        patience_s: float,
+        check: Callable[[], list[CheckReading]],
+    ) -> list[CheckReading]:
+        """Behind those of these nodes, all on this machine, that come before this one."""
+        before = {node: f"{name}/{node}" for node in nodes if node < self._node}
+        hear_living(self._meeting, self._seats, before, NodeReady, patience_s)
+        readings = check()
+        if len(nodes) > 1:
+            self._meeting.say(f"{name}/{self._node}", NodeReady(self._node))
+        return readings
 
     def _look_again(
         self,
@@ -283,14 +295,10 @@ class FleetPart:
             return first, frozenset()
         again: list[CheckReading] = []
         if self._node in wanted:
-            before = {n: f"again/turn/{n}" for n in self._of_this_machine() if n < self._node}
-            before = {node: name for node, name in before.items() if node in wanted}
-            hear_living(self._meeting, self._seats, before, NodeReady, patience_s)
-            mine = wanted[self._node]
-            again = _look_again(
-                checks, mine, self._request, self._environ, self._told, self._until_s
-            )
-            self._meeting.say(f"again/turn/{self._node}", NodeReady(self._node))
+            slow = [node for node in self._of_this_machine() if node in wanted]
+            given = checks, wanted[self._node], self._request, self._environ, self._told
+            look = partial(_look_again, *given, self._until_s)
+            again = self._in_turn("again/turn", slow, patience_s, look)
         more = self._collect("again", list(against_past(again, self._history)), patience_s)
         return both_looks(first, more, quantities)
 

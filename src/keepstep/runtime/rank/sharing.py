@@ -28,7 +28,7 @@ from keepstep.model.events import WARNING
 from keepstep.model.layout import Layout
 from keepstep.model.shares import RankRun, Share, blocks_of
 from keepstep.model.snapshot import RankStatus, SlotState, Stamp
-from keepstep.model.units import human_bytes
+from keepstep.model.units import first_names, human_bytes
 from keepstep.ports import Acts, Gathered, Memory
 from keepstep.runtime.rank.commit_view import CommitLook, LeadersWord
 from keepstep.runtime.rank.guarded import FailedWork, guarded
@@ -40,7 +40,6 @@ from keepstep.runtime.slot_locks import pin_one, unpin
 # as many each time
 PAUSE_STEPS = 16
 MOST_PAUSE_STEPS = 4096
-SHOWN_NAMES = 5
 
 NOTHING: frozenset[int] = frozenset()
 
@@ -396,7 +395,9 @@ def _differences(
             and not blocks.isdisjoint(range(s.offset // size, (s.end - 1) // size + 1))
         ]
         if names:
-            lines.append(f"rank {other} differs from rank {first} in blocks of {_some(names)}")
+            lines.append(
+                f"rank {other} differs from rank {first} in blocks of {first_names(names)}"
+            )
     return "; ".join(lines)
 
 
@@ -433,12 +434,6 @@ def _why_not(options: RankOptions, who: RankIdentity) -> str:
     if options.slots == 1:
         return "with one slot a rank overwrites what others on its node would lean on"
     return ""
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - SHOWN_NAMES
-    shown = ", ".join(names[:SHOWN_NAMES])
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def blocks_in_slot(

@@ -1,10 +1,9 @@
 """Leader: what the keeper of node 0 does for all: which policy holds, which generation is
 protected and committed, and which ranks are replicas.
 
-Comes in: the nodes' reports. Goes out: horizons, share
-classes, and which nodes may be lost, to all of them. What
-has come in one turn is decided about once: with a thousand ranks reports come by the hundred.
-Everything it knows is rebuilt from new reports by whoever leads next.
+Comes in: the nodes' reports. Goes out: horizons, share classes, and which nodes may be lost, to all
+of them. What has come in one turn is decided about once: with a thousand ranks reports come by the
+hundred. Everything it knows is rebuilt from new reports by whoever leads next.
 
 A node without memory for what it is to hold ends redundancy for all, so that steps are committed at
 all; what was wanted is tried again later, each time after twice as long.
@@ -40,7 +39,7 @@ from keepstep.model.replicas import ReplicaDifference
 from keepstep.model.shares import ShareClass
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Auto, Copies, NoRedundancy, Policy, Scheme
-from keepstep.model.units import S_NS, counted
+from keepstep.model.units import S_NS, counted, first_names
 from keepstep.ports import Clock, Journal
 from keepstep.runtime.replication.mesh_links import MeshLinks
 
@@ -188,11 +187,12 @@ class Leader:
 
     def _tell_over(self, over: ShareClass, members: list[Holding]) -> None:
         ranks = list(over.members)
+        shown = first_names([str(rank) for rank in ranks], SHOWN_RANKS)
         differed = differing(members, Stamp(-1, 0))
         why = f"{counted(len(ranks), 'rank')} share no more: one of them goes by another plan"
         if differed:
             why = (
-                f"{differed[-1]} is not shared, so nobody holds it: ranks {_some(ranks)} differ "
+                f"{differed[-1]} is not shared, so nobody holds it: ranks {shown} differ "
                 "(in what, nobody can say over nodes). Replicas are to be equal after every update"
             )
         told = f"{why}; each rank keeps all of its own from here on"
@@ -365,8 +365,3 @@ def _facts(row: RanksReport) -> list[RankFacts]:
     own = Holding(sealed, row.pending, row.decided_step, *told)
     protected = frozenset(row.protected)
     return [RankFacts(rank, own, protected) for rank in row.ranks]
-
-
-def _some(ranks: list[int]) -> str:
-    more = f" and {len(ranks) - SHOWN_RANKS} more" if len(ranks) > SHOWN_RANKS else ""
-    return ", ".join(map(str, ranks[:SHOWN_RANKS])) + more

@@ -165,8 +165,7 @@ class ShareParts:
     def give_back(self, attempt: int) -> None:
         """This node's part of that checkpoint is written, or is not going to be."""
         if self._user == "store" and self._attempt == attempt:
-            self._then = None
-            self._stop("")
+            self.end()
 
     # -- either
 
@@ -206,6 +205,6 @@ class ShareParts:
         self._memory.remove(self._root)
 
     def end(self) -> None:
-        """Another mesh begins: who waits knows."""
+        """What was brought goes; who waits, if anybody, knows."""
         self._then = None
         self._stop("")
