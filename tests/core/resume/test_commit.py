@@ -748,6 +748,22 @@ def test_the_target_stays_until_it_is_committed() -> None:
     assert third is not None and (third.committed, third.target) == (Stamp(3, 1), Stamp(4, 1))
 
 
+def test_what_all_went_back_to_is_the_first_target_of_an_epoch() -> None:
+    """All have sealed a newer step when the first reports are in. Did that go first, what they went
+    back to would be hopeless, though it may have been committed, and no copy of the newer one is
+    there yet."""
+    resumed, newer = Stamp(6, 2), Stamp(7, 3)
+    both = Holding(frozenset({Stamp(2, 1), resumed, newer}), None, 7)
+    commit = Commit(2, 3)
+    commit.report([RankFacts(0, both)], Horizon(3, inherited=Stamp(2, 1)))
+    word = commit.report([RankFacts(1, both)], Horizon(3, inherited=Stamp(2, 1)))
+    assert word is not None and word.target == resumed and word.alive == {resumed, newer}
+    assert not word.is_hopeless(resumed) and not word.is_hopeless(newer)
+    commit.report([RankFacts(0, both, frozenset({resumed}))], Horizon(3))
+    word = commit.report([RankFacts(1, both, frozenset({resumed}))], Horizon(3))
+    assert word is not None and (word.committed, word.target) == (resumed, newer)
+
+
 def test_what_lies_between_the_horizon_and_the_target_is_given_up() -> None:
     word = Commit(1, 1).report([facts(0, held(3, 4, 5, decided=6), 3)], Horizon(1))
     assert word is not None and word.target == Stamp(5, 1)

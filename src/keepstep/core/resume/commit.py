@@ -7,7 +7,7 @@ next needs nothing but new reports.
 
 * A stamp that every rank has sealed becomes the *target*: only then does anybody copy it, so no
   byte is sent for a generation that can never be whole, and all nodes copy the same one. It stays
-  the target, whoever leads, until it is committed.
+  the target, whoever leads, until it is committed. The first of an epoch is what all went back to.
 * When every rank's target is protected, it is *committed*: the horizon. What is older may be
   overwritten, here and at the holders.
 * A new epoch *inherits* the horizon of the one before, as far as it is still there: until something
@@ -163,7 +163,7 @@ class Commit:
         target = self.horizon.target
         # one at a time, to its end: a newer one in its place might never be finished either
         if target not in sealed:
-            target = max(sealed, default=None)
+            target = _next_target(self.epoch, committed, sealed)
         newest = max(held, default=None)
         oldest = _later(floor, _later(target, newest))
         pending = {own.pending for own, _ in self._kinds if own.pending is not None}
@@ -207,6 +207,13 @@ class Commit:
         return (
             stamps if wrong is None else frozenset(s for s in stamps if not wrong.is_condemned(s))
         )
+
+
+def _next_target(epoch: int, committed: Stamp | None, sealed: Collection[Stamp]) -> Stamp | None:
+    """The newest. Until something is committed in this epoch, what all went back to goes first: it
+    may have been committed, and its leader lost before anybody heard of it."""
+    resumed = [] if committed is not None else [s for s in sealed if s.epoch < epoch]
+    return max(resumed or sealed, default=None)
 
 
 def _stamps(horizon: Horizon) -> tuple[Stamp | None, ...]:
