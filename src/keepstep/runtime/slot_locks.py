@@ -150,9 +150,9 @@ class Pin:
             self._users += 1
 
     @property
-    def is_shared(self) -> bool:
-        """Whether anything of it is on its way."""
-        return self._users > 1
+    def users(self) -> int:
+        """How many look at it: who pinned it, until it lets go, and what is on its way."""
+        return self._users
 
     def let_go(self) -> None:
         with self._lock:

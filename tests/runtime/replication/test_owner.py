@@ -390,3 +390,35 @@ def test_what_is_protected_can_be_had_from_its_holders() -> None:
     group = coded.assignments[0].stripe_group
     others = tuple(GroupMember(rank, rank) for rank in group if rank != 0)
     assert coded.owner.source_of(0, TARGET) == RestoreSource(0, (), group, 1, others)
+
+
+def test_what_is_still_on_its_way_is_not_sent_once_more() -> None:
+    """A job goes back to one stamp again and again, over a line that is slower than that: each time
+    all of it was put behind what had not crossed yet, and the rank never had its slot again."""
+    owning = Owning()
+    owning.owner.protect(TARGET, OLD)
+    for node in owning.holders:
+        owning.owner.accepted(node, 0, TARGET)
+    sent = list(owning.room.net.blocks)
+    assert len(sent) == len(owning.holders)
+    before = owning.offers()
+    for _ in range(3):
+        owning.owner.protect(None, OLD)  # a new epoch: its leader has not said yet
+        owning.owner.protect(TARGET, OLD)
+    sent[0].done(None)
+    owning.owner.tick()
+    assert owning.offers() == before
+    sent[1].done("the other side does not want it")
+    rank_map = Slot(owning.room.memory, owning.slots[TARGET].path)
+    assert rank_map.lock(exclusive=True), "nobody reads it any more"
+    rank_map.unlock()
+    owning.owner.tick()
+    assert sorted(owning.offers()) == sorted([*before, *owning.holders])
+
+
+def test_what_is_still_on_its_way_does_not_hold_up_another_target() -> None:
+    owning = Owning()
+    owning.owner.protect(TARGET, OLD)
+    owning.owner.accepted(owning.holders[0], 0, TARGET)
+    owning.owner.protect(NEXT, TARGET)
+    assert sorted(owning.offers(NEXT)) == sorted(owning.holders)

@@ -62,12 +62,13 @@ class OutgoingSnapshot:
         self._kept = kept_of(header.payload_bytes, pin.slot.block_bytes, header.lacking)
         self._sizes = {assignment.rank: sizes_of_header(header, pin.slot.block_bytes)}
         self._is_proven = not assignment.stripe_group
+        self._is_over = False
         self.deliveries = {node: Delivery(node) for node in assignment.holders}
 
     @property
     def is_moving(self) -> bool:
         """Whether any block of it is on its way."""
-        return self._pin.is_shared
+        return self._pin.users > (0 if self._is_over else 1)
 
     @property
     def is_acked(self) -> bool:
@@ -86,6 +87,7 @@ class OutgoingSnapshot:
 
     def end(self) -> None:
         """It is over: the rank may write there again, once no block is on its way any more."""
+        self._is_over = True
         self._pin.let_go()
 
     # -- what is known of it

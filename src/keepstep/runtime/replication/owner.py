@@ -53,6 +53,7 @@ class Owner:
         self._assignments: Mapping[int, Assignment] = {}
         self._ranks = links.mesh.ranks_of(links.node)
         self._outgoing: dict[int, OutgoingSnapshot] = {}
+        self._given_up: list[OutgoingSnapshot] = []  # of which blocks are on their way
         self._proving: set[OutgoingSnapshot] = set()
         # of members of our stripe groups, as they were announced
         self._sizes: dict[tuple[int, Stamp], SnapshotSizes] = {}
@@ -90,15 +91,24 @@ class Owner:
 
     def go_on(self) -> None:
         """Begin with what could not be pinned before, because its rank was looking at it this
-        moment."""
+        moment, or is still sent from before."""
         target = self._target
         if target is None:
             return
         for rank in self._ranks:
             outgoing = self._outgoing.get(rank)
             is_begun = outgoing is not None and outgoing.stamp == target
-            if rank in self._assignments and not (is_begun or self._is_protected(rank, target)):
+            if rank not in self._assignments or is_begun or self._is_protected(rank, target):
+                continue
+            if not self._is_still_sent(rank, target):
                 self._start(self._assignments[rank], target)
+
+    def _is_still_sent(self, rank: int, stamp: Stamp) -> bool:
+        """Whether blocks of it are on their way from before it was given up. A job that goes back
+        to one stamp again and again, sooner than that has crossed, would send it as often; and its
+        slot would be pinned until the last of it is there."""
+        self._given_up = [outgoing for outgoing in self._given_up if outgoing.is_moving]
+        return any((o.assignment.rank, o.stamp) == (rank, stamp) for o in self._given_up)
 
     def _start(self, assignment: Assignment, stamp: Stamp) -> None:
         rank = assignment.rank
@@ -323,6 +333,8 @@ class Owner:
         outgoing = self._outgoing.pop(rank, None)
         if outgoing is not None:
             outgoing.end()
+            if outgoing.is_moving:
+                self._given_up.append(outgoing)
 
     def _release_all(self) -> None:
         for rank in list(self._outgoing):
