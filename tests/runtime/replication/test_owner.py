@@ -422,3 +422,28 @@ def test_what_is_still_on_its_way_does_not_hold_up_another_target() -> None:
     owning.owner.accepted(owning.holders[0], 0, TARGET)
     owning.owner.protect(NEXT, TARGET)
     assert sorted(owning.offers(NEXT)) == sorted(owning.holders)
+
+
+def test_what_was_proven_of_an_abandoned_computation_counts_no_more() -> None:
+    """All go back to before it, in the same mesh, and every holder voids it. Were it reported on,
+    it would be committed in the new epoch, and what all went back to would be overwritten."""
+    owning = Owning()
+    owning.protect_fully(OLD)
+    owning.protect_fully(TARGET)
+    owning.owner.protect(NEXT, TARGET)
+    owning.owner.forget_newer(OLD)
+    assert owning.owner.protected[0] == (OLD,)
+    before = owning.offers(NEXT)
+    for node in owning.holders:  # it proved that before it heard
+        owning.owner.acked(node, 0, NEXT)
+    owning.owner.tick()
+    assert owning.owner.protected[0] == (OLD,) and owning.offers(NEXT) == before
+
+
+def test_what_is_of_the_new_epoch_stays_when_the_old_one_is_forgotten() -> None:
+    owning = Owning()
+    owning.protect_fully(TARGET)
+    owning.owner.forget_newer(OLD, before_epoch=TARGET.epoch)
+    assert owning.is_protected
+    owning.owner.forget_newer(None, before_epoch=TARGET.epoch + 1)
+    assert not owning.is_protected

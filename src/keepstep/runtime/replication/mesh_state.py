@@ -384,6 +384,7 @@ class MeshState:
     def forget_newer(self, stamp: Stamp | None, before_epoch: int | None = None) -> None:
         """All ranks go back to `stamp` (None: to something that is not in memory)."""
         self._held.forget_newer(stamp, before_epoch)
+        self._owner.forget_newer(stamp, before_epoch)
 
     def tell_inventory(self) -> None:
         """See `ResumeNodes`. Nothing, while what is held here is not proven."""
@@ -447,9 +448,7 @@ class MeshState:
 
     def _report(self, pages: Mapping[int, RankStatus]) -> None:
         self._has_news = False
-        if self._epoch < 0:
-            return
-        if {status.epoch for status in pages.values()} - {self._epoch}:
+        if self._epoch < 0 or {status.epoch for status in pages.values()} - {self._epoch}:
             return
         is_alone = isinstance(self._policy, NoRedundancy)
         ranks = reported(pages, None if is_alone else self._owner.protected)

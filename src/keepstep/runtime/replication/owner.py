@@ -89,6 +89,25 @@ class Owner:
                 self._release(rank)
         self.go_on()
 
+    def forget_newer(self, stamp: Stamp | None, before_epoch: int | None = None) -> None:
+        """All go back to `stamp` (None: to something that is not in memory), and each node voids
+        what it holds that is newer: what was proven of that counts no more. `before_epoch`: what is
+        of that epoch stays."""
+
+        def is_void(known: Stamp) -> bool:
+            is_newer = stamp is None or known > stamp
+            return is_newer and (before_epoch is None or known.epoch < before_epoch)
+
+        for rank, outgoing in [*self._outgoing.items()]:
+            if is_void(outgoing.stamp):
+                self._release(rank)
+        if self._target is not None and is_void(self._target):
+            self._target = None
+        self.protected = {
+            rank: tuple(s for s in stamps if not is_void(s))
+            for rank, stamps in self.protected.items()
+        }
+
     def go_on(self) -> None:
         """Begin with what could not be pinned before, because its rank was looking at it this
         moment, or is still sent from before."""
