@@ -2,8 +2,10 @@
 
 Each `<room>.toml` beside this has several `[[bug]]`: `name`; `why` it is a bug; `module`, its path
 in the package; `find`, text that occurs there exactly once; `replace`, what stands there instead;
-and, where it shows only in jobs that the swarm seldom draws, `[bug.plan]`: in what its jobs differ
-from `RunPlan`'s own values.
+where it shows only in jobs that the swarm seldom draws, `plan`: in what its jobs differ from
+`RunPlan`'s own values; and, where the first seed that finds it is a long way off, `seed`: the one
+that did when this was written. The hunt begins there. That seed is another run once what is drawn
+has changed: then the hunt goes through all seeds, and `seed` is to be written anew.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class Bug:
     find: str
     replace: str
     plan: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
 
     @property
     def path(self) -> Path:

@@ -2,8 +2,9 @@
 
 A bug is planted in a process of its own, before anything of the package is imported there:
 `python -m tests.swarm.planted.hunt 0:200 NAME` compiles the module's source with the bug in it, and
-prints a line of JSON: the seed that found it, and what was violated. Without a name nothing is
-planted; `--as NAME` runs the jobs that are hunted for that bug without it.
+prints a line of JSON: the seed that found it, and what was violated. It begins with the seed that
+is written down for that bug, if one of these is. Without a name nothing is planted; `--as NAME`
+runs the jobs that are hunted for that bug without it.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ def plant(bug: Bug) -> None:
 
 
 def main() -> None:
-    seeds, *names = sys.argv[1:]
-    first, end = map(int, seeds.split(":"))
+    span, *names = sys.argv[1:]
+    first, end = map(int, span.split(":"))
     is_planted = "--as" not in names
     bugs = [bug_called(name) for name in names if name != "--as"]
     if is_planted:
@@ -105,10 +106,12 @@ def main() -> None:
     from keepstep.sim.protocol.swarm import run
 
     own = {name: value for bug in bugs for name, value in bug.plan.items()}
-    for seed in range(first, end):
+    known = {bug.seed for bug in bugs}
+    seeds = sorted(range(first, end), key=lambda seed: seed not in known)
+    for runs, seed in enumerate(seeds, 1):
         wrong = run(seed, RunPlan(**own) if own else None).wrong
         if wrong is not None:
-            print(json.dumps([seed, wrong, seed + 1 - first]))
+            print(json.dumps([seed, wrong, runs]))
             return
     print(json.dumps([None, "", end - first]))
 
