@@ -16,6 +16,7 @@ from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.links import LinkCount
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.messages.peers import CopyOffer, FetchRanges, MeshMessage
+from keepstep.model.shares import Share
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
 from keepstep.model.units import GIB, PAGE_BYTES
 from keepstep.model.wire import BlockRange, Part, Span
@@ -180,11 +181,12 @@ def fill(
     payload: bytes,
     world_size: int = 3,
     manifest: bytes = MANIFEST,
+    share: Share | None = None,
 ) -> Slot:
     """Make the slot a snapshot."""
     slot.begin(JOB_HASH, rank, world_size, 0, stamp)
     slot.payload[: len(payload)] = payload
-    slot.seal(slot.write_table(len(payload), manifest), "00" * 16, 0.5, 1)
+    slot.seal(slot.write_table(len(payload), manifest), "00" * 16, 0.5, 1, share)
     return slot
 
 

@@ -15,7 +15,7 @@ from keepstep.edge.shm.whole import SHARED
 from keepstep.model.horizon import Horizon
 from keepstep.model.messages.peers import FetchRanges
 from keepstep.model.restore_sources import RestoreSource, SharedSources
-from keepstep.model.shares import ShareClass, rank_runs
+from keepstep.model.shares import Share, ShareClass, rank_runs
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import PAGE_BYTES, S_NS
 from keepstep.runtime.replication.owner import Owner
@@ -29,10 +29,10 @@ STAMP = Stamp(5, 1)
 
 
 class Bringing:
-    """Node `here` of four with a rank each; ranks' snapshots lie on their own nodes."""
+    """Node `here` of four with so many ranks each; the snapshots of ranks 0 to 3 lie elsewhere."""
 
-    def __init__(self, here: int = 0) -> None:
-        self.room = room = ReplicationRoom(here, NODES)
+    def __init__(self, here: int = 0, ranks: int = 1) -> None:
+        self.room = room = ReplicationRoom(here, NODES, ranks)
         room.links.open(())
         elsewhere = room.job_dir.with_name("elsewhere")
         chance = random.Random(6)
@@ -146,16 +146,23 @@ CLASS = ShareClass(rank_runs([0, 1, 3]), 5, 6)
 class Storing(Bringing):
     """The rank here lacks what ranks 1 and 3 keep."""
 
-    def __init__(self, committed: Stamp | None = STAMP, is_known: bool = True) -> None:
-        super().__init__()
-        memory, payload = self.room.memory, self.payloads[0]
-        own = Slot.create(memory, slot_path(self.room.job_dir, 0, 0), len(payload), PAGE_BYTES)
-        own.begin(JOB_HASH, 0, NODES, 0, STAMP)
-        own.shed(frozenset({1}))
-        fill(own, 0, STAMP, payload, NODES)
+    def __init__(
+        self, committed: Stamp | None = STAMP, is_known: bool = True, ranks: int = 1
+    ) -> None:
+        super().__init__(ranks=ranks)
+        self.lacks(0)
         self.page.write(Horizon(1, committed))
         if is_known:
             self.page.write_classes(1, [CLASS], range(1))
+
+    def lacks(self, rank: int, share: Share | None = None) -> None:
+        """A rank here has left a block to others, unless it tells that it has all."""
+        memory, payload = self.room.memory, self.payloads[rank]
+        own = Slot.create(memory, slot_path(self.room.job_dir, rank, 0), len(payload), PAGE_BYTES)
+        own.begin(JOB_HASH, rank, NODES, 0, STAMP)
+        if share is None or share.ranks:
+            own.shed(frozenset({1}))
+        fill(own, rank, STAMP, payload, NODES, share=share)
 
     def store(self, attempt: int = 7) -> None:
         self.parts.bring_to_store(STAMP, attempt, self.ended.append)
@@ -197,6 +204,37 @@ def test_who_does_not_know_with_whom_it_shares_says_so() -> None:
     storing = Storing(is_known=False)
     storing.store()
     assert storing.ended == ["nobody has told with whom rank 0 shares it"]
+
+
+def test_who_has_resumed_from_it_knows_with_whom_it_shares() -> None:
+    """A node that was not there before, where no step follows: nobody tells it of classes."""
+    storing = Storing(is_known=False)
+    storing.bring(of(0), of(1), of(3))
+    storing.answer()
+    storing.parts.resumed()
+    storing.store()
+    storing.answer()
+    assert storing.ended == [None, None] and set(storing.brought()) == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "why"),
+    [
+        (Share(5, 2), Share(5, 2), None),
+        (Share(5, 2), Share(5, 0), None),
+        (Share(5, 2), Share(6, 2), "nobody has told with whom rank 0 shares it"),
+        (Share(5, 3), Share(5, 3), "nobody has told with whom rank 0 shares it"),
+    ],
+)
+def test_what_ranks_here_alone_share_needs_nobodys_word(
+    own: Share, other: Share, why: str | None
+) -> None:
+    """An offer names those of several nodes."""
+    storing = Storing(is_known=False, ranks=2)
+    storing.lacks(0, own)
+    storing.lacks(1, other)
+    storing.store()
+    assert storing.ended == [why] and storing.asked() == []
 
 
 def test_a_source_that_cannot_be_reached_is_waited_for_and_then_given_up() -> None:

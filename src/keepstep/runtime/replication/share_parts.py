@@ -24,7 +24,8 @@ from keepstep.edge.shm.slot import readable_headers, slot_path
 from keepstep.edge.shm.whole import SHARED
 from keepstep.model.mesh import Mesh
 from keepstep.model.restore_sources import RestoreSource, SharedSources
-from keepstep.model.snapshot import SlotState, Stamp
+from keepstep.model.shares import ShareClass, is_same_share
+from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import Timer
 from keepstep.runtime.keeper_world import KeeperWorld
@@ -76,6 +77,10 @@ class ShareParts:
         links that it needs for what others bring."""
         self._stop("all resume")
         self._user, self._then = "vote", then
+        # A node that was not there when the leader told of them may be asked to store just this,
+        # where no step follows: the leader makes classes anew once all have passed a boundary.
+        classes = [ShareClass(each.runs, told=0) for each in shared]
+        self._page.write_classes(stamp.epoch, classes, self._mesh.ranks_of(self._mesh.node))
         here, node_of = self._mesh.node, self._mesh.node_of
         for each in shared:
             homes = {node_of[part.rank] for part in each.parts}
@@ -126,7 +131,7 @@ class ShareParts:
         for rank in self._mesh.ranks_of(here):
             known = class_of(rank, classes)
             if known is None:
-                if self._lacks(rank, stamp):
+                if self._lacks(rank, stamp) and not self._is_all_here(rank, stamp):
                     self._end(f"nobody has told with whom rank {rank} shares it")
                     return
                 continue
@@ -141,10 +146,19 @@ class ShareParts:
         self._go_on(stamp)
 
     def _lacks(self, rank: int, stamp: Stamp) -> bool:
-        return any(
-            header.lacking and (header.state, header.stamp) == (SlotState.SEALED, stamp)
-            for header in readable_headers(self._memory, self._job_dir, rank)
-        )
+        return any(header.lacking for header in self._sealed(rank, stamp))
+
+    def _is_all_here(self, rank: int, stamp: Stamp) -> bool:
+        """Whether all who share it live on this node: an offer names only those of several."""
+        here = self._mesh.ranks_of(self._mesh.node)
+        told = {each: header.share for each in here for header in self._sealed(each, stamp)}
+        own = told.get(rank)
+        alike = [share for share in told.values() if is_same_share(share, own)]
+        return own is not None and len(alike) >= own.ranks
+
+    def _sealed(self, rank: int, stamp: Stamp) -> list[SlotHeader]:
+        headers = readable_headers(self._memory, self._job_dir, rank)
+        return [h for h in headers if (h.state, h.stamp) == (SlotState.SEALED, stamp)]
 
     def _from_home(self, rank: int, stamp: Stamp) -> RestoreSource:
         home, here = self._mesh.node_of[rank], self._mesh.node
