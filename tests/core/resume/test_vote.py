@@ -80,7 +80,7 @@ class Ballots(RuleBasedStateMachine):
                 self.failed, self.brought, self.offer, self.asked = set(), set(), None, False
             else:
                 assert isinstance(action, Refuse)
-                assert self.store or self.doubts, "nothing is given up by starting afresh"
+                assert self.store or not self.has_lost(), "nothing is given up by starting afresh"
                 assert self.sources() == [("fresh", Stamp(-1, 0))], "something was left to try"
                 self.failed, self.brought, self.offer, self.asked = set(), set(), None, False
 
@@ -107,8 +107,9 @@ class Ballots(RuleBasedStateMachine):
         return [s for s in [*memory, *store, ("fresh", Stamp(-1, 0))] if s not in self.failed]
 
     def has_lost(self) -> bool:
-        """Whether a rank holds nothing: a doubt is never why."""
-        return any(not holds for holds in self.joined.values())
+        """Whether memory has nothing for all, doubted or not: a doubt is never why."""
+        common = frozenset.intersection(*self.joined.values())
+        return all(("memory", stamp) in self.failed for stamp in common)
 
     def is_doubted(self, step: int) -> bool:
         return any(step >= first for first in self.doubts.values())
@@ -296,6 +297,27 @@ def test_where_a_rank_has_lost_its_memory_a_doubt_of_another_one_does_not_end_th
         vote.joined(Ballot(0, 2, frozenset(), doubted_from=doubted_from))
         [offer] = vote.joined(Ballot(1, 2, frozenset({Stamp(7, 1)}), doubted_from=6))
         assert isinstance(offer, Offer) and offer.source == "fresh"
+
+
+def test_where_memory_has_no_step_of_all_a_doubt_does_not_end_the_job() -> None:
+    """A node was lost with the newest state of one rank, while the others had overwritten the step
+    before in their only slots: what is left of it is nobody's to go back to. Found by the swarm."""
+    vote = Vote(2, has_store=False)
+    vote.restorable(frozenset(), {0: frozenset({Stamp(1, 1)})})
+    vote.joined(Ballot(0, 2, frozenset()))
+    [offer] = vote.joined(Ballot(1, 2, frozenset({Stamp(2, 1)}), doubted_from=4))
+    assert isinstance(offer, Offer) and offer.source == "fresh"
+    assert "no step in memory is usable on every rank" in offer.why
+
+
+def test_nobody_starts_afresh_where_what_is_older_than_a_doubt_cannot_be_used() -> None:
+    """All could go on from what is in doubt: a person looks at that."""
+    vote = Vote(1, has_store=False)
+    holds = frozenset({Stamp(3, 1), Stamp(7, 1)})
+    [offer] = vote.joined(Ballot(0, 1, holds, doubted_from=6))
+    assert isinstance(offer, Offer) and offer.stamp == Stamp(3, 1)
+    [refusal] = vote.has_failed(0, offer.number, "it does not prove")
+    assert isinstance(refusal, Refuse) and "before step 6" in refusal.why
 
 
 def test_the_store_is_asked_only_when_memory_has_nothing_for_all() -> None:

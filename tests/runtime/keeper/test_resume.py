@@ -511,7 +511,7 @@ def shared_offer(number: int, had_differed: bool = False) -> OfferWord:
     return replace(offer(number, lacking=(3,)), shared=(SHARED,), had_differed=had_differed)
 
 
-def offered(host: VotingHost) -> dict[int, tuple[RankRun, ...]]:
+def offered(host: VotingHost) -> dict[int, tuple[RankRun, ...] | None]:
     """By rank: the replicas that it was told of."""
     return {r: m.replicas for r, m in host.told if isinstance(m, StateOffered)}
 
@@ -528,8 +528,16 @@ def test_parts_are_brought_behind_what_ranks_lack_and_before_anybody_loads(
     [(shared, stamp, here)] = nodes.bringing
     assert shared == (SHARED,) and stamp == STAMP and not offered(host)
     here(None)
-    runs = () if had_differed else (RankRun(0, 2, 2),)
-    assert offered(host) == {2: runs, 3: ()}
+    assert offered(host) == (
+        {2: None, 3: None} if had_differed else {2: (RankRun(0, 2, 2),), 3: ()}
+    )
+
+
+def test_ranks_that_had_differed_hear_so_where_nobody_shared_what_all_go_back_to() -> None:
+    """They would look for replicas at once, and differ again in the next life (swarm)."""
+    host, _ = following()
+    host.resume.receive(replace(offer(10), had_differed=True))
+    assert offered(host) == {2: None, 3: None}
 
 
 def test_who_lacks_a_part_cannot_use_the_offer_and_says_why() -> None:

@@ -75,7 +75,7 @@ class RankOfNode:
     def prepare(self) -> None:
         run_acts(self.capture.prepare())
 
-    def resume(self, stamp: Stamp, replicas: tuple[RankRun, ...]) -> None:
+    def resume(self, stamp: Stamp, replicas: tuple[RankRun, ...] | None) -> None:
         self.capture.forget_newer(stamp)
         self.page.publish(decided_step=stamp.step, completed_step=stamp.step)
         self.word.write(Horizon(1, inherited=stamp))
@@ -168,13 +168,13 @@ class Job:
     def held(self) -> frozenset[Stamp]:
         return self.leading.commit.held()
 
-    def again(self, stamp: Stamp, replicas: tuple[int, ...]) -> None:
+    def again(self, stamp: Stamp, replicas: tuple[int, ...] | None) -> None:
         """All are killed, and resume from there."""
         self.close()
         self.ranks = self._begin()
         self.leading = Leading(len(self.kinds))
         for rank in self.ranks:
-            rank.resume(stamp, rank_runs(replicas))
+            rank.resume(stamp, None if replicas is None else rank_runs(replicas))
 
     def bring_parts(self, rank: int) -> None:
         """As its keeper does: what ranks of other nodes keep."""
@@ -265,9 +265,19 @@ def test_they_go_on_sharing_after_a_restart_at_once(job: Job) -> None:
         assert [rank.kept_bytes for rank in job.ranks] == before
 
 
-def test_who_had_differed_keeps_all_of_its_own_for_a_while_after_a_restart(job: Job) -> None:
-    job.together(8)
-    job.again(Stamp(7, 1), ())
+@pytest.mark.parametrize(
+    "step, replicas",
+    [
+        pytest.param(7, (), id="they shared it, and share no more"),
+        pytest.param(7, None, id="they shared it"),
+        pytest.param(0, None, id="nobody shared it yet"),
+    ],
+)
+def test_who_had_differed_keeps_all_of_its_own_for_a_while_after_a_restart(
+    job: Job, step: int, replicas: tuple[int, ...] | None
+) -> None:
+    job.together(step + 1)
+    job.again(Stamp(step, 1), replicas)
     job.together(PAUSE_STEPS)
     assert not any(rank.is_shared for rank in job.ranks)
     job.together(8)

@@ -338,7 +338,8 @@ class Vote:
         if reachable > agreed:
             after += f"; replicas differ since {min(reachable - agreed)}"
         doubted = self._doubted_from()
-        shared = [s for s in agreed if ("memory", s) not in bad and s.step < doubted]
+        whole = [s for s in agreed if ("memory", s) not in bad]
+        shared = [s for s in whole if s.step < doubted]
         trusted = [s for s in shared if s not in self.condemned]
         instead = f"; {max(shared)} is condemned" if shared and max(shared) not in trusted else ""
         if doubted < math.inf:
@@ -372,7 +373,7 @@ class Vote:
         if reachable and not agreed:
             why = f"{why_not_memory}, and there is {self._no_checkpoint()}. Give a store, or start"
             return [Refuse(f"{why} over with KEEPSTEP_FRESH=1 (keepstep run --fresh)", True)]
-        return self._without_source(why_not_memory, after)
+        return self._without_source(why_not_memory, after, is_for_doubt=bool(whole))
 
     def shares_of(self, stamp: Stamp) -> dict[int, Share]:
         """What each rank's snapshot of `stamp` tells of what it shares, by rank."""
@@ -451,9 +452,9 @@ class Vote:
             "(`keepstep inspect` says why)" if why is None else f"({why})"
         )
 
-    def _without_source(self, why_not_memory: str, after: str) -> list[Action]:
+    def _without_source(self, why_not_memory: str, after: str, is_for_doubt: bool) -> list[Action]:
         """Neither memory nor the store has anything to offer: a fresh start, or nobody goes on when
-        something was there."""
+        something was there. `is_for_doubt`: all could go on from memory, were nothing in doubt."""
         foreign = sorted(
             {b.foreign_world for b in self.ballots.values() if b.foreign_world is not None}
         )
@@ -488,7 +489,7 @@ class Vote:
             )
             self._look_anew()
             return [refusal]
-        if self._doubted_from() < math.inf and not self._ranks_without_memory():
+        if is_for_doubt:
             why = (
                 f"{why_not_memory} of before step {self._doubted_from()}, from which on states are "
                 f"in doubt, and there is {self._no_checkpoint()}{after}. Start over with "
@@ -536,8 +537,7 @@ class Vote:
         return "no step in memory is usable on every rank"
 
     def _ranks_without_memory(self) -> list[int]:
-        """Ranks of whose states there is nothing in any memory. A doubt is never why: snapshots
-        that are all in doubt stay where they are."""
+        """Ranks of whose states there is nothing in any memory."""
         return sorted(r for r, b in self.ballots.items() if not (b.holds or self.elsewhere.get(r)))
 
     def _make(self, source: str, stamp: Stamp, why: str) -> list[Action]:

@@ -165,8 +165,8 @@ class HaltOrder:
 class StateOffered:
     """Load this, prove it, forget what is newer, and say how that went. `step` is -1 for a fresh
     start. `keeps_newer`: what is newer is forgotten when all may go, not now. `replicas`: the ranks
-    of several nodes that share it, this one among them, and may go on so; none where there are
-    none."""
+    of several nodes that share it, this one among them, and may go on so; empty where there are
+    none, and None where ranks that shared a later step were not equal in it."""
 
     KIND: ClassVar[str] = "offer"
     offer: Count
@@ -175,7 +175,7 @@ class StateOffered:
     epoch: Count
     why: Sentence
     keeps_newer: bool = False
-    replicas: tuple[RankRun, ...] = ()
+    replicas: tuple[RankRun, ...] | None = ()
 
 
 @dataclass(frozen=True, slots=True)

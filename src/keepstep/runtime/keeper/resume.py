@@ -438,7 +438,7 @@ class Resume:
             if current.why_no_parts and replicas:
                 self.failed(StateUnusable(rank, offer.offer, current.why_no_parts))
             else:
-                goes_on = () if current.had_differed else replicas
+                goes_on = None if current.had_differed else replicas
                 self._host.tell(rank, replace(offer, replicas=goes_on))
 
     def _has_parts(self, asked_in: MeshVote, offer: StateOffered, why: str | None) -> None:

@@ -162,9 +162,9 @@ class Capture:
 
     # -- making slots
 
-    def resumed(self, stamp: Stamp, replicas: tuple[RankRun, ...] = ()) -> Acts[None]:
+    def resumed(self, stamp: Stamp, replicas: tuple[RankRun, ...] | None = ()) -> Acts[None]:
         """All ranks have loaded that from memory. What was shared is shared again; `replicas`: by
-        these, of several nodes."""
+        these, of several nodes; None: by nobody for now."""
         yield from self._sharing.resumed(stamp, replicas)
 
     def prepare(self) -> Acts[str]:

@@ -136,7 +136,7 @@ class Sharing:
         everywhere = common([holding.sealed for holding in holdings])
         return max((s for s in everywhere if not agree(s, holdings)), default=None)
 
-    def resumed(self, stamp: Stamp, replicas: tuple[RankRun, ...] = ()) -> Acts[None]:
+    def resumed(self, stamp: Stamp, replicas: tuple[RankRun, ...] | None = ()) -> Acts[None]:
         """All ranks have loaded that stamp from memory, and none has gone on yet: all find the same
         plan in it, and need not hear of each other before they go by it. `replicas`: ranks of
         several nodes that share it, which is nothing to those of one."""

@@ -91,12 +91,16 @@ class SharingOverNodes(Sharing):
         super().forget()
         self._told = ()
 
-    def resumed(self, stamp: Stamp, replicas: tuple[RankRun, ...] = ()) -> Acts[None]:
+    def resumed(self, stamp: Stamp, replicas: tuple[RankRun, ...] | None = ()) -> Acts[None]:
         """All ranks have loaded that stamp from memory, and none has gone on yet: all that share it
-        find their own plan in their own slots, and go by it at once. Where those who shared it
-        are not to go on, since they have differed, each keeps all of its own for some steps:
-        whoever differs may do so again, and before a job's end nobody would see it in time."""
+        find their own plan in their own slots, and go by it at once. Where they have differed at a
+        later one, or share this one no more, each keeps all of its own for some steps, also where
+        nobody shared this one yet: whoever differs may do so again, and before a job's end nobody
+        would see it in time."""
         yield
+        if replicas is None:
+            self._next_step = stamp.step + self._pause_steps
+            return
         own = yield from guarded(self._find_own(stamp))
         if own is None or isinstance(own, FailedWork):
             return
