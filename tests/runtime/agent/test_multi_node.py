@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepstep.core.recovery.leader_lease import Lease
-from keepstep.model.attempts import Verdict
+from keepstep.model.attempts import Arrival, Verdict
 from keepstep.model.failure import Cause, Failure
 from keepstep.model.messages.keeper_rank import Listening
 from keepstep.model.units import S_NS
@@ -126,6 +126,18 @@ class Town:
                 if len(agent.verdicts) > agent.joined:
                     agent.joined = len(agent.verdicts)
                     agent.join()
+
+    def lead_elsewhere(self, beat: int = 0) -> None:
+        """Another coordinates, and looks at no attempt of these."""
+        lease = Lease(1, "another", "node 1", beat)
+        self.table.values[LEADER] = CODEC.encode(lease).decode()
+        self.time.after(S_NS, lambda: self.lead_elsewhere(beat + 1))
+
+    def sit_down_and_die(self, second: Arrival) -> None:
+        """An agent that is the last to come to attempt 0, and never answers."""
+        others = MeetingRecord(FakeKV(self.time, self.table))
+        for word in (others.take_seat(0, 1, second), others.mark(0, "full")):
+            Task(word, lambda _: None, lambda error: pytest.fail(str(error)))
 
     def pass_s(self, seconds: float = 0.0) -> None:
         self.time.pass_ns(int(seconds * S_NS))
@@ -282,6 +294,23 @@ def test_an_agent_that_follows_a_killed_one_ends_its_attempt_and_has_its_number(
     assert [v.outcome for v in first.verdicts] == ["again"] and first.verdicts[0].keep
     town.form(first)
     assert (successor.attempt, first.attempt) == (1, 1) and successor.node == node
+
+
+def test_nobody_waits_for_a_killed_agents_answer_once_another_has_followed_it(
+    tmp_path: Path,
+) -> None:
+    """Who did would come late to the next attempt, which may begin with fewer by then."""
+    town = Town(tmp_path, nodes=2)
+    first, second = town.agents
+    town.lead_elsewhere()
+    first.join()
+    town.pass_s(1)
+    town.sit_down_and_die(replace(first.rendezvous._standing.mine, token="b"))
+    town.pass_s(1)
+    second.rendezvous.follow(0)
+    second.join()
+    town.pass_s(STANDS_NS / S_NS / 2)
+    assert [agent.attempt for agent in town.agents] == [1, 1]
 
 
 def test_every_node_tells_who_may_follow_it_which_attempt_it_is_in(tmp_path: Path) -> None:
@@ -678,18 +707,11 @@ def test_who_waits_in_an_attempt_that_is_over_leaves_it(tmp_path: Path, is_full:
     first, other = town.agents
     others = MeetingRecord(FakeKV(town.time, town.table))
 
-    def lead(beat: int) -> None:
-        values = town.table.values
-        values[LEADER] = CODEC.encode(Lease(1, "another", "node 1", beat)).decode()
-        town.time.after(S_NS, lambda: lead(beat + 1))
-
-    lead(0)
+    town.lead_elsewhere()
     first.join()
     town.pass_s(1)
-    if is_full:  # its agent was killed here
-        take_part = others.take_seat(0, 1, replace(first.rendezvous._standing.mine, token="b"))
-        Task(take_part, lambda _: None, lambda error: pytest.fail(str(error)))
-        Task(others.mark(0, "full"), lambda _: None, lambda error: pytest.fail(str(error)))
+    if is_full:
+        town.sit_down_and_die(replace(first.rendezvous._standing.mine, token="b"))
     town.pass_s(1)
     Task(others.say(0, AGAIN), lambda _: None, lambda error: pytest.fail(str(error)))
     other.join()

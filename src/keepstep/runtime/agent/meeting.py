@@ -411,7 +411,7 @@ class Meeting:
         if follows != number and not was_killed_there:
             return follows
         why = "the agent of a node was killed, and another one has taken over"
-        await self.say(number, Verdict("again", why, keep=True))
+        await self._begin_anew(number, replace(NONE_BEFORE, keep=True), why)
         return number
 
     async def _newest(self, since: int, number: int = 0) -> tuple[int, Verdict] | Verdict:
