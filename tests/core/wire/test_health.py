@@ -95,6 +95,18 @@ def test_why_it_is_dead_names_the_last_trouble() -> None:
     assert asked == Dead("away for 21.00 s, longer than 20.00 s: 10.0.0.7:4000: Connection refused")
 
 
+def test_a_stranger_at_its_address_does_not_change_why_it_is_away() -> None:
+    known, unknown = Health(PATIENCE, 0), Health(PATIENCE, 0)
+    known.opened(0)
+    known.cut("reset", 0)
+    for health in (known, unknown):
+        health.cut("malformed: expected record 1, found 104", 3, is_stranger=True)
+        for second in range(22):
+            asked = health.decide(second * SECOND)
+        assert isinstance(asked, Dead)
+        assert asked.why.endswith("reset" if health is known else "found 104")
+
+
 def test_only_a_quiet_link_is_pinged() -> None:
     health = Health(PATIENCE, 0)
     health.opened(0)

@@ -81,8 +81,9 @@ class Channel:
         """With the lock held: a new connection is there, nothing has crossed it."""
         raise NotImplementedError
 
-    def away(self, why: str, now_ns: int) -> None:
-        """With the lock held: its connection is no more, or could not be made."""
+    def away(self, why: str, now_ns: int, is_stranger: bool = False) -> None:
+        """With the lock held: its connection is no more, or could not be made; `is_stranger`: see
+        `Health.cut`."""
 
 
 def refuse(traffic: Traffic, line: Line, why: str) -> None:

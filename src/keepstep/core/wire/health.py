@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from keepstep.model.units import MS_NS, S_NS, human_ns
 from keepstep.model.wire import Cut, Dead, SendPing
 
+NEVER = "it was never reached"
+
 
 @dataclass(frozen=True, slots=True)
 class LinkTimeouts:
@@ -62,7 +64,7 @@ class Health:
         self._timeouts = timeouts
         self.is_open = False
         self.due_ns = now_ns + timeouts.ping_ns
-        self._why = "it was never reached"
+        self._why = NEVER
         self._heard_ns = now_ns
         self._pinged_ns = now_ns
         self._away_since_ns = now_ns
@@ -76,9 +78,11 @@ class Health:
         """Anything arrived on the connection that carries messages."""
         self._heard_ns = now_ns
 
-    def cut(self, why: str, now_ns: int) -> None:
-        """That connection is gone, or could not be made."""
-        self._why = why
+    def cut(self, why: str, now_ns: int, is_stranger: bool = False) -> None:
+        """That connection is gone, or could not be made. `is_stranger`: somebody else may have
+        answered there; then why it is away stays, if that was known."""
+        if not is_stranger or self._why == NEVER:
+            self._why = why
         if self.is_open:
             self.is_open = False
             self._away_since_ns = now_ns

@@ -259,14 +259,17 @@ class PeerLink:
             channel.away(why, now_ns)
             return self._parked.pop(index, None)
 
-    def unreachable(self, index: int, why: str, is_final: bool, now_ns: int) -> int:
-        """A connection could not be made. How often in a row the refusal was final."""
+    def unreachable(
+        self, index: int, why: str, is_final: bool, now_ns: int, is_stranger: bool = False
+    ) -> int:
+        """A connection could not be made; `is_stranger`: what answered there speaks nothing of
+        ours. How often in a row the refusal was final."""
         channel = self._channels[index]
         with self._traffic.lock:
             channel.failures += 1
             channel.in_vain += 1
             channel.finals = channel.finals + 1 if is_final else 0
-            channel.away(why, now_ns)
+            channel.away(why, now_ns, is_stranger)
             return channel.finals
 
     def redial_ns(self, index: int) -> int | None:

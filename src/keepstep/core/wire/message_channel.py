@@ -34,9 +34,9 @@ class MessageChannel(Channel):
         self._stream = MessageStream(self._traffic, self._inbox, wire, line)
         return self._stream
 
-    def away(self, why: str, now_ns: int) -> None:
+    def away(self, why: str, now_ns: int, is_stranger: bool = False) -> None:
         self._stream = None
-        self._traffic.health.cut(why, now_ns)
+        self._traffic.health.cut(why, now_ns, is_stranger)
 
     def ping(self) -> None:
         """With the lock held: ask, on the present connection if there is one, whether anybody is
