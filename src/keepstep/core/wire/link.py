@@ -262,8 +262,8 @@ class PeerLink:
     def unreachable(
         self, index: int, why: str, is_final: bool, now_ns: int, is_stranger: bool = False
     ) -> int:
-        """A connection could not be made; `is_stranger`: what answered there speaks nothing of
-        ours. How often in a row the refusal was final."""
+        """A connection could not be made; `is_stranger`: who answered there is not known to
+        be that node. How often in a row the refusal was final."""
         channel = self._channels[index]
         with self._traffic.lock:
             channel.failures += 1

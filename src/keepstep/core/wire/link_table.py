@@ -492,7 +492,7 @@ class LinkTable:
         if endpoint.met is None:
             refused = endpoint.refusal
             is_final = refused is not None and refused.by_peer and refused.reason in _FINAL
-            is_stranger = refused is not None and refused.reason is Refusal.MALFORMED
+            is_stranger = refused is not None and not is_final
             finals = link.unreachable(endpoint.index, why, is_final, now_ns, is_stranger)
             if finals == FINAL_TIMES:
                 self._end(link, Ended(why, tell=True, is_loss=True))
