@@ -309,9 +309,12 @@ class LinkTable:
             endpoint.cut(link.ended.why)
         return endpoint
 
-    def unreachable(self, link: PeerLink, index: int, why: str, now_ns: int) -> None:
-        """There is none: nobody answers, or somebody says that nobody listens."""
-        link.unreachable(index, why, False, now_ns)
+    def unreachable(
+        self, link: PeerLink, index: int, why: str, now_ns: int, is_stranger: bool = False
+    ) -> None:
+        """There is none: nobody answers, or somebody says that nobody listens. `is_stranger`: who
+        answers there is not known to be that node."""
+        link.unreachable(index, why, False, now_ns, is_stranger)
         self._progress(link)
 
     def _admit_for(self, link: PeerLink) -> Admit:

@@ -201,10 +201,15 @@ class Peers:
                 self._dial_once(link, index)
 
     def _dial_once(self, link: PeerLink, index: int) -> None:
+        sock = None
         try:
             sock = self._reach(link.road(index))
+            self._knock(sock)
         except OSError as error:
-            self._table.unreachable(link, index, str(error), time.monotonic_ns())
+            if sock is not None:
+                sock.close()
+            is_stranger = sock is not None  # there is somebody, who has proven nothing
+            self._table.unreachable(link, index, str(error), time.monotonic_ns(), is_stranger)
             return
         carrier = self._new_carrier(sock)
         endpoint = self._table.dialled(link, index, carrier)
@@ -212,19 +217,17 @@ class Peers:
         log.debug("channel %d to node %d: %s", index, link.node, endpoint.closing)
 
     def _reach(self, road: Road) -> socket.socket:
-        """A connection on which this side has knocked. Raises OSError."""
+        """Raises OSError."""
         options = self._options.tcp
         within_s = options.handshake_s * (1 if road.is_only else ROAD_RATIO)
-        sock = dial(road.target, road.source, options, within_s)
-        try:
-            refused = knock_at(sock, self._table.knocker(), options.handshake_s)
-            if refused is not None:
-                self._table.counts.refused(refused)
-                raise ConnectionError(str(refused))
-        except OSError:
-            sock.close()
-            raise
-        return sock
+        return dial(road.target, road.source, options, within_s)
+
+    def _knock(self, sock: socket.socket) -> None:
+        """Raises OSError."""
+        refused = knock_at(sock, self._table.knocker(), self._options.tcp.handshake_s)
+        if refused is not None:
+            self._table.counts.refused(refused)
+            raise ConnectionError(str(refused))
 
     def _let_in(self, sock: socket.socket, source: str) -> None:
         """Somebody from there has knocked right."""

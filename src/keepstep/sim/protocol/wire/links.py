@@ -292,8 +292,8 @@ class SimPeers:
         else:
             self._talk(link, index, found)
 
-    def _not_dialled(self, link: PeerLink, index: int, why: str) -> None:
-        self.table.unreachable(link, index, why, self._network.world.now_ns)
+    def _not_dialled(self, link: PeerLink, index: int, why: str, is_stranger: bool = False) -> None:
+        self.table.unreachable(link, index, why, self._network.world.now_ns, is_stranger)
         self.dial(link, index)
 
     def _knock(self, link: PeerLink, index: int, socket: SimSocket) -> None:
@@ -302,7 +302,7 @@ class SimPeers:
             if why is None:
                 self._talk(link, index, socket)
             else:
-                self._not_dialled(link, index, why)
+                self._not_dialled(link, index, why, is_stranger=True)
 
         knocking = Knocking(socket, self.table.knocker(), knocked)
         self._knocking[knocking] = None
