@@ -428,6 +428,25 @@ def test_forgetting_what_is_newer(trainee: Trainee) -> None:
     assert trainee.snapshots() == {} and sealed(trainee.told) == set()
 
 
+def test_what_was_brought_twice_is_kept_once(trainee: Trainee) -> None:
+    """The keeper brought it, the offer failed, and with the next one it brought it again. With the
+    horizon in both slots nothing would ever be captured."""
+    for step in range(2):
+        trainee.step(step)
+    stamps = [view.stamp for view in trainee.told.slots]
+    older, newer = (
+        slot_path(trainee.room.options.job_dir, 0, stamps.index(Stamp(step, 1))) for step in (0, 1)
+    )
+    with open(older, "r+b") as file:
+        file.write(newer.read_bytes())
+    held = run_acts(trainee.capture.look_again())
+    kept = held.slot_of[Stamp(1, 1)]
+    trainee.capture.forget_newer(Stamp(1, 1), loaded=kept)
+    views = trainee.told.slots
+    assert [i for i, view in enumerate(views) if view.stamp == Stamp(1, 1)] == [kept]
+    assert set(trainee.snapshots()) == {Stamp(1, 1)}
+
+
 def damage(path: Path, at: int) -> None:
     raw = bytearray(path.read_bytes())
     raw[at] ^= 1

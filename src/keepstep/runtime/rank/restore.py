@@ -97,13 +97,15 @@ class Restorer:
         if stamp not in self._slot_of:
             why = f"{stamp} should have been fetched and is not in any slot"
             return Unusable(why, brought=True)
-        loaded = yield from self._load_slot(stamp, self._slot_of[stamp])
+        index = self._slot_of[stamp]
+        loaded = yield from self._load_slot(stamp, index)
         if isinstance(loaded, Unusable):
-            yield from self._capture.could_not_load(self._slot_of.pop(stamp), loaded.why)
+            del self._slot_of[stamp]
+            yield from self._capture.could_not_load(index, loaded.why)
             if not was_asked_with:
                 return replace(loaded, brought=True)
             return Unusable(loaded.why, tuple(sorted(self._slot_of)))
-        self._capture.forget_newer(stamp, keeps_newer)
+        self._capture.forget_newer(stamp, keeps_newer, index)
         return loaded
 
     def _load_slot(self, stamp: Stamp, index: int) -> Acts[list[str] | Unusable]:
