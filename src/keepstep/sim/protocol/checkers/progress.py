@@ -12,8 +12,8 @@ second one is no excuse.
 Where captures take several steps, on one node, it is as old as the longest of them allows: two of
 them, and one more for a capture that has missed its turn (core/resume/cadence.py).
 
-Not verified: how old it is where copies to other nodes, or the store, are slower than steps; nor
-after damage, or when something else has taken a machine's memory.
+Not verified: how old it is where copies to other nodes, or the store, are slower than steps, or
+where each checkpoint of what nodes share brings others' parts over the network; nor after damage, or when something else has taken a machine's memory.
 """
 
 from __future__ import annotations
@@ -54,10 +54,13 @@ class TheCutMoves(Checker):
         super().__init__(job, atlas)
         plan = job.plan
         self._lasts_ns = lasts_ns(plan)
+        # for each checkpoint, over the lines that copies wait for
+        brings_parts = bool(plan.replicas and plan.shares_over == "job" and plan.store)
         self._is_quick = (
             plan.step_ns >= MIN_STEP_NS
             and plan.act_ns * plan.slow * ACTS_PER_STEP <= plan.step_ns
             and plan.wires.bytes_per_s >= MIN_BYTES_PER_S
+            and not brings_parts
         )
         is_slow_alone = plan.nodes == 1 and not plan.store
         self._is_judged = self._is_quick or is_slow_alone
