@@ -35,3 +35,9 @@ def test_a_step_at_which_replicas_differ_is_nobodys() -> None:
     """A rank whose tensors no longer stand still has other bytes at step 6 than its replica, which
     keeps its own part of them: each could be put together, and no page calls it common."""
     assert swarm.run(811504).wrong is None
+
+
+def test_who_still_trains_acts_on_what_was_told_before_another_mesh_formed() -> None:
+    """A rank that was stopped goes on, and its page tells of the commit; no leader has told a
+    policy in the newest mesh yet."""
+    assert swarm.run(9304073).wrong is None

@@ -50,6 +50,7 @@ class Atlas(Observer):
         self.damages: set[tuple[int, int, Stamp]] = set()
         self._meshes: dict[int, tuple[Mesh, tuple[int, ...]]] = {}  # by version, with its machines
         self._policies: dict[int, Scheme] = {}  # by version, as the leader told
+        self._told_in: dict[int, int] = {}  # by epoch, the mesh whose leader told of it
         self.nodes = job.plan.nodes  # of the newest mesh
         self.machines: tuple[int, ...] = ()  # likewise, by node
         self.world_size = job.world_size  # likewise
@@ -80,15 +81,16 @@ class Atlas(Observer):
         if isinstance(policy, Auto):
             return
         self._policies[message.mesh_version] = policy
+        self._told_in[message.epoch] = message.mesh_version
         stamp = message.committed
         if stamp is not None and (self.committed is None or stamp > self.committed.stamp):
             self.committed = self._generation(stamp, message.mesh_version)
 
-    def would_be(self, stamp: Stamp) -> Generation | None:
-        """That generation, if it were committed in the newest mesh; None before its policy is
-        known."""
-        newest = max(self._meshes)
-        return self._generation(stamp, newest) if newest in self._policies else None
+    def would_be(self, stamp: Stamp, epoch: int) -> Generation | None:
+        """That generation, if it were committed in that epoch; None before its policy is known. Who
+        still trains an epoch acts on what was told in its mesh, though a newer one has formed."""
+        version = self._told_in.get(epoch, max(self._meshes))
+        return self._generation(stamp, version) if version in self._policies else None
 
     def _generation(self, stamp: Stamp, mesh_version: int) -> Generation:
         mesh, machines = self._meshes[mesh_version]

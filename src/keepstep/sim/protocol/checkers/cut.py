@@ -18,6 +18,7 @@ from keepstep.model.messages.peers import HorizonWord, MeshMessage
 from keepstep.model.restore_sources import HeldSnapshot
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
+from keepstep.sim.protocol.checkers.atlas import Generation
 from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.sim.protocol.checkers.commit import unproven_part
 from keepstep.sim.protocol.checkers.inspection import Inspection, restorable
@@ -80,7 +81,7 @@ class ACutExists(Checker):
         newer = inspection.committed()
         if newer is None or newer <= stamp:
             return False
-        generation = self.atlas.would_be(newer)
+        generation = self._would_be(program, newer)
         return generation is not None and unproven_part(self.job, generation) is None
 
     def _rests_elsewhere(self, program: Program, stamp: Stamp) -> bool:
@@ -88,7 +89,7 @@ class ACutExists(Checker):
         live. What will never be common nobody needs."""
         if self.atlas.is_over or not self._is_common(stamp):
             return True
-        generation = self.atlas.would_be(stamp)
+        generation = self._would_be(program, stamp)
         if generation is None:
             return False
         assignment = generation.assignments[program.who.rank]
@@ -101,6 +102,11 @@ class ACutExists(Checker):
             for machine in machines
             if machine.alive and not self.atlas.has_damage(machine.number, stamp)
         )
+
+    def _would_be(self, program: Program, stamp: Stamp) -> Generation | None:
+        """That generation, as it would be committed in the epoch that the program trains."""
+        rank = program.rank
+        return None if rank is None else self.atlas.would_be(stamp, rank.epoch)
 
     def _is_common(self, stamp: Stamp) -> bool:
         """Whether every rank has it, or could be given it."""
