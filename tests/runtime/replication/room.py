@@ -40,13 +40,15 @@ JOB_DIR = job_dir_of(Path("/memory"), "j")
 
 @dataclass
 class SentBlock:
-    """A block that was handed to a link."""
+    """A block that was handed to a link. `data`: as it was then; what crosses is what `source` has
+    when the link comes to it."""
 
     node: int
     span: Span
     data: bytes
     checksum: int | None
     done: Callable[[str | None], None]
+    source: memoryview
 
 
 class FakeLinks:
@@ -96,7 +98,7 @@ class FakeLinks:
             done(None if is_wanted else "nobody wants it")
             return True
         self.takes -= 1
-        self.blocks.append(SentBlock(node, span, bytes(source), checksum, done))
+        self.blocks.append(SentBlock(node, span, bytes(source), checksum, done, source))
         return True
 
     def is_open(self, node: int) -> bool:
