@@ -13,7 +13,8 @@ Where captures take several steps, on one node, it is as old as the longest of t
 them, and one more for a capture that has missed its turn (core/resume/cadence.py).
 
 Not verified: how old it is where copies to other nodes, or the store, are slower than steps, or
-where each checkpoint of what nodes share brings others' parts over the network; nor after damage, or when something else has taken a machine's memory.
+where each checkpoint of what nodes share brings others' parts over the network; nor after damage,
+or when something else has taken a machine's memory.
 """
 
 from __future__ import annotations
