@@ -441,7 +441,7 @@ def test_what_was_brought_twice_is_kept_once(trainee: Trainee) -> None:
         file.write(newer.read_bytes())
     held = run_acts(trainee.capture.look_again())
     kept = held.slot_of[Stamp(1, 1)]
-    trainee.capture.forget_newer(Stamp(1, 1), loaded=kept)
+    trainee.capture.forget_newer(Stamp(1, 1), at=kept)
     views = trainee.told.slots
     assert [i for i, view in enumerate(views) if view.stamp == Stamp(1, 1)] == [kept]
     assert set(trainee.snapshots()) == {Stamp(1, 1)}

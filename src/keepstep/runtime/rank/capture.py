@@ -145,19 +145,16 @@ class Capture:
         if (yield from is_damaged(self._slots[index])):
             self._void_damaged(index, f"slot {index} is given up, it cannot be loaded: {why}")
 
-    def forget_newer(
-        self, stamp: Stamp | None, keeps_newer: bool = False, loaded: int | None = None
-    ) -> None:
+    def forget_newer(self, stamp: Stamp | None, keeps_newer: bool = False, at: int = -1) -> None:
         """After loading: void every slot that holds nothing, or what is newer than what was loaded
         (None: all), for that is another epoch's; `keeps_newer`: not yet. Older ones stay until
         everybody goes: should another rank fail to load this one, they are the next source.
-        `loaded`: from which slot. Another one may hold the same, brought by the keeper: with both
-        on the horizon there would be no slot to write into, ever."""
+        `at`: the slot it was loaded from. Another one may hold the same, brought by the keeper:
+        with both on the horizon there would be no slot to write into, ever."""
         for index, (slot, view) in enumerate(zip(self._slots, self._views, strict=True)):
-            is_sealed = view.state is SlotState.SEALED
-            is_double = view.stamp == stamp and loaded is not None and index != loaded
+            is_double = at >= 0 and index != at and view.stamp == stamp
             is_newer = stamp is None or (view.stamp > stamp and not keeps_newer)
-            if not is_sealed or is_newer or is_double:
+            if view.state is not SlotState.SEALED or is_newer or is_double:
                 slot.void()
                 self._views[index] = EMPTY_VIEW
             elif view.stamp == stamp:  # whatever was to be told of its shares, they are there
