@@ -50,6 +50,12 @@ class Stamp(NamedTuple):
     def __str__(self) -> str:
         return f"step {self.step}"
 
+    def is_abandoned(self, back_to: Stamp | None, before_epoch: int | None = None) -> bool:
+        """Whether it is given up when all go back to that stamp (None: to something that is not in
+        memory). `before_epoch`: they have, with that epoch, and what is of it is not."""
+        is_newer = back_to is None or self > back_to
+        return is_newer and (before_epoch is None or self.epoch < before_epoch)
+
 
 class SlotView(NamedTuple):
     """A slot as the chooser sees it, and as its rank's page tells of it. `share`: see `Share`; None

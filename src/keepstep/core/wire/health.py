@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from keepstep.model.units import MS_NS, S_NS, human_ns
 from keepstep.model.wire import Cut, Dead, SendPing
 
-NEVER = "it was never reached"
-
 
 @dataclass(frozen=True, slots=True)
 class LinkTimeouts:
@@ -64,7 +62,7 @@ class Health:
         self._timeouts = timeouts
         self.is_open = False
         self.due_ns = now_ns + timeouts.ping_ns
-        self._why = NEVER
+        self._why: str | None = None  # why it is away; None: it was never reached
         self._heard_ns = now_ns
         self._pinged_ns = now_ns
         self._away_since_ns = now_ns
@@ -81,7 +79,7 @@ class Health:
     def cut(self, why: str, now_ns: int, is_stranger: bool = False) -> None:
         """That connection is gone, or could not be made. `is_stranger`: somebody else may have
         answered there; then why it is away stays, if that was known."""
-        if not is_stranger or self._why == NEVER:
+        if not is_stranger or self._why is None:
             self._why = why
         if self.is_open:
             self.is_open = False
@@ -115,7 +113,7 @@ class Health:
             return None
         return Dead(
             f"away for {human_ns(away_ns)}, longer than {human_ns(self._timeouts.dead_ns)}: "
-            f"{self._why}"
+            f"{self._why or 'it was never reached'}"
         )
 
     def _when_open(self, now_ns: int) -> SendPing | Cut | None:

@@ -217,13 +217,13 @@ class Peers:
         log.debug("channel %d to node %d: %s", index, link.node, endpoint.closing)
 
     def _reach(self, road: Road) -> socket.socket:
-        """Raises OSError."""
+        """A new connection to there. Raises OSError."""
         options = self._options.tcp
         within_s = options.handshake_s * (1 if road.is_only else ROAD_RATIO)
         return dial(road.target, road.source, options, within_s)
 
     def _knock(self, sock: socket.socket) -> None:
-        """Raises OSError."""
+        """Prove to who answered there that this side may talk. Raises OSError."""
         refused = knock_at(sock, self._table.knocker(), self._options.tcp.handshake_s)
         if refused is not None:
             self._table.counts.refused(refused)

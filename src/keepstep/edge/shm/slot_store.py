@@ -172,12 +172,9 @@ class Shelf:
                 view = self._view(slot)
                 if slot is None:
                     continue
-                is_half = view.state is SlotState.WRITING
-                if before_epoch is not None:
-                    is_older = view.stamp.epoch < before_epoch and not is_half
-                    is_void = is_older and (stamp is None or view.stamp > stamp)
-                else:
-                    is_void = stamp is None or is_half or view.stamp > stamp
+                is_void = view.stamp.is_abandoned(stamp, before_epoch)
+                if view.state is SlotState.WRITING:
+                    is_void = before_epoch is None
                 if is_void:
                     slot.void()
 

@@ -90,21 +90,15 @@ class Owner:
         self.go_on()
 
     def forget_newer(self, stamp: Stamp | None, before_epoch: int | None = None) -> None:
-        """All go back to `stamp` (None: to something that is not in memory), and each node voids
-        what it holds that is newer: what was proven of that counts no more. `before_epoch`: what is
-        of that epoch stays."""
-
-        def is_void(known: Stamp) -> bool:
-            is_newer = stamp is None or known > stamp
-            return is_newer and (before_epoch is None or known.epoch < before_epoch)
-
+        """All go back to `stamp`, and each node voids what it holds of what is abandoned
+        (`Stamp.is_abandoned`): what was proven of that counts no more."""
         for rank, outgoing in [*self._outgoing.items()]:
-            if is_void(outgoing.stamp):
+            if outgoing.stamp.is_abandoned(stamp, before_epoch):
                 self._release(rank)
-        if self._target is not None and is_void(self._target):
+        if self._target is not None and self._target.is_abandoned(stamp, before_epoch):
             self._target = None
         self.protected = {
-            rank: tuple(s for s in stamps if not is_void(s))
+            rank: tuple(s for s in stamps if not s.is_abandoned(stamp, before_epoch))
             for rank, stamps in self.protected.items()
         }
 
