@@ -173,6 +173,31 @@ def test_who_is_back_hears_the_size_of_what_all_hold_already() -> None:
     assert owning.is_protected
 
 
+@pytest.mark.parametrize("busy", ["compares an older one", "has no target yet", "cannot read it"])
+def test_who_is_back_hears_that_size_as_soon_as_it_can_be_said(busy: str) -> None:
+    owning = Owning("parity:4")
+    owning.protect_fully(OLD)
+    owning.protect_fully()
+    before = owning.offers()
+    match busy:
+        case "compares an older one":
+            owning.owner.compare()
+        case "has no target yet":
+            owning.owner.protect(None, OLD)  # a new epoch: its leader has not said yet
+        case _:
+            owning.slots[TARGET].lock(exclusive=True)  # its rank is looking at it this moment
+    owning.owner.link_is_open(owning.holders[0])
+    owning.slots[TARGET].unlock()
+    owning.owner.protect(TARGET, OLD)
+    offered = owning.offers()
+    assert sorted(offered) == sorted([*before, *owning.holders])
+    assert owning.is_protected
+    for node in owning.holders:
+        owning.owner.acked(node, 0, TARGET)
+    owning.owner.tick()
+    assert owning.offers() == offered, "once"
+
+
 def test_who_is_back_with_a_copy_is_not_bothered() -> None:
     owning = Owning()
     owning.protect_fully()

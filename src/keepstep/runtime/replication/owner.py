@@ -59,6 +59,8 @@ class Owner:
         self._sizes: dict[tuple[int, Stamp], SnapshotSizes] = {}
         self._target: Stamp | None = None
         self._floor: Stamp | None = None
+        # ranks in stripe groups of which some keeper knows no sizes, since it has come back
+        self._untold: set[int] = set()
         self._damaged: set[int] = set()  # ranks whose damaged target has been told
         self.protected: dict[int, tuple[Stamp, ...]] = {}
         self.hindered = ""  # why the policy cannot be followed
@@ -75,6 +77,7 @@ class Owner:
         if dict(assignments) != dict(self._assignments):
             self._release_all()
             self._assignments, self.protected = dict(assignments), {}
+            self._untold.clear()
             self.hindered = ""
 
     def protect(self, target: Stamp | None, floor: Stamp | None) -> None:
@@ -109,12 +112,17 @@ class Owner:
         if target is None:
             return
         for rank in self._ranks:
-            outgoing = self._outgoing.get(rank)
-            is_begun = outgoing is not None and outgoing.stamp == target
-            if rank not in self._assignments or is_begun or self._is_protected(rank, target):
+            is_needed = rank in self._untold or not self._is_protected(rank, target)
+            if rank not in self._assignments or not is_needed:
                 continue
-            if not self._is_still_sent(rank, target):
+            if not self._is_begun(rank, target) and not self._is_still_sent(rank, target):
                 self._start(self._assignments[rank], target)
+            if self._is_begun(rank, target):
+                self._untold.discard(rank)
+
+    def _is_begun(self, rank: int, stamp: Stamp) -> bool:
+        outgoing = self._outgoing.get(rank)
+        return outgoing is not None and outgoing.stamp == stamp
 
     def _is_still_sent(self, rank: int, stamp: Stamp) -> bool:
         """Whether blocks of it are on their way from before it was given up. A job that goes back
@@ -261,15 +269,15 @@ class Owner:
         """Offer the committed generation again: a holder whose copy is not what lies here takes it
         anew, the others just say so. Until one does, what they have proven counts: should it be
         damaged here meanwhile, they can give it back."""
-        for rank, assignment in self._assignments.items():
-            if assignment.holders:
-                self._offer_again(rank, self._floor)
-
-    def _offer_again(self, rank: int, stamp: Stamp | None) -> None:
-        """If it is one of ours, and protected."""
-        is_idle = rank in self._ranks and rank not in self._outgoing
-        if stamp is not None and is_idle and self._is_protected(rank, stamp):
-            self._start(self._assignments[rank], stamp)
+        floor = self._floor
+        if floor is None:
+            return
+        for rank in self._ranks:
+            assignment = self._assignments.get(rank)
+            if assignment is None or not assignment.holders or rank in self._outgoing:
+                continue
+            if self._is_protected(rank, floor):
+                self._start(assignment, floor)
 
     def source_of(self, rank: int, stamp: Stamp) -> RestoreSource | None:
         """Who can give that snapshot back, should it be damaged here; None when it is not
@@ -290,15 +298,18 @@ class Owner:
 
     def link_is_open(self, node: int) -> None:
         """Perhaps to another life of that node's keeper: offer again what it has not proven. Within
-        a stripe group all: it has forgotten the sizes, without which its own rank sends nothing."""
+        a stripe group all, as soon as that can be: it has forgotten the sizes, without which its
+        own rank sends nothing."""
         for outgoing in self._outgoing.values():
             delivery = outgoing.deliveries.get(node)
             knows = delivery is not None and delivery.acked and not outgoing.assignment.stripe_group
             if delivery is not None and not knows:
                 outgoing.offer(delivery, self._floor)
-        for rank, assignment in self._assignments.items():
-            if node in assignment.holders and assignment.stripe_group:
-                self._offer_again(rank, self._target)
+        for rank in self._ranks:
+            assignment = self._assignments.get(rank)
+            if assignment is not None and assignment.stripe_group and node in assignment.holders:
+                self._untold.add(rank)
+        self.go_on()
 
     def writable(self, node: int) -> None:
         """The link to that node takes blocks again."""
