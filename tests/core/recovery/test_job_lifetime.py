@@ -180,6 +180,20 @@ def test_a_keeper_that_holds_nothing_leaves_with_its_last_client() -> None:
     assert kept.decide(6 * S_NS + 1, holds_snapshots=True) is None
 
 
+def test_nothing_is_removed_under_a_rank_that_has_its_page_and_has_not_come_yet() -> None:
+    kept = lifetime(1)
+    kept.rank_left(0, 0)
+    for now_ns, holds in ((2 * S_NS, False), (31 * S_NS, True)):
+        assert kept.decide(now_ns, holds, is_entered=lambda: True) is None
+        assert kept.decide(now_ns, holds, is_entered=lambda: False) is not None
+
+
+def test_who_said_that_it_ended_well_may_own_its_page_for_a_moment_more() -> None:
+    kept = lifetime(1)
+    kept.rank_said_bye(0, True, "ended well")
+    assert kept.decide(1, is_entered=lambda: True) is not None
+
+
 def test_a_person_who_wants_it_gone_is_not_made_to_wait() -> None:
     kept = lifetime(1)
     kept.memory_unwanted("keepstep clean")

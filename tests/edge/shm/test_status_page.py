@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from keepstep.edge.shm.double_buffered_page import DoubleBufferedPage
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import rank_dir
 from keepstep.edge.shm.status_page import (
@@ -117,6 +118,23 @@ def test_one_owner_at_a_time(page: StatusPage, tmp_path: Path) -> None:
     assert other is not None
     other.close()
     onlooker.close()
+
+
+def test_a_page_that_is_removed_in_that_moment_is_not_owned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = DoubleBufferedPage.lock
+
+    def removed_first(page: DoubleBufferedPage, exclusive: bool) -> bool:
+        MEMORY.remove(status_path(tmp_path, 3))
+        return lock(page, exclusive)
+
+    with monkeypatch.context() as while_removed:
+        while_removed.setattr(DoubleBufferedPage, "lock", removed_first)
+        assert StatusPage.own(MEMORY, tmp_path, 3) is None
+    owned = StatusPage.own(MEMORY, tmp_path, 3)
+    assert owned is not None and owned.is_there()
+    owned.close()
 
 
 def test_the_next_life_finds_what_the_last_one_said(tmp_path: Path) -> None:

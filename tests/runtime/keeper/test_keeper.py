@@ -14,6 +14,7 @@ from keepstep.core.wire.codec import NotAMessage
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, KEEPER_WITH_NODE
 from keepstep.core.wire.messages import KINDS, decode
 from keepstep.edge.shm.slot import ranks_in
+from keepstep.edge.shm.status_page import StatusPage
 from keepstep.model.messages.keeper_agent import FromAgent, JobEnded, RemoveMemory
 from keepstep.model.messages.keeper_rank import (
     Attach,
@@ -31,9 +32,11 @@ from keepstep.model.messages.peers import MeshMessage, VoteWord
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
 from keepstep.ports import Box
+from keepstep.runtime.keeper.checkpoint_desk import CheckpointDesk
 from keepstep.runtime.refused_messages import TOLD_EVERY
 from keepstep.runtime.replication.mesh_state import MeshState
 from keepstep.sim.protocol.world.boxes import LocalSockets
+from keepstep.sim.protocol.world.memory import SimMemory
 from tests.core.wire.drawn import ANY_JSON, messages
 from tests.runtime.replication.room import seal
 from tests.runtime.simulated import FakeBox, SimKeeper, Town
@@ -227,6 +230,44 @@ def test_keepers_end_when_the_ranks_of_all_nodes_have_ended_well() -> None:
         town.pass_time()
     town.pass_time(60 * S_NS)
     assert not any(keeper.process.alive for keeper in town.keepers)
+
+
+def test_a_rank_that_has_its_page_keeps_the_memory_before_it_says_a_word() -> None:
+    """Its page went with what a killed life had left: no rank ever saw it again, and nothing was
+    captured any more as soon as all slots were full."""
+    town = Town()
+    keeper, box = town.keeper(), FakeBox(10)
+    keeper.hear(box, JoinVote(0, 1, 1, ()))
+    rank = keeper.machine.start("rank 0")
+    page = StatusPage.own(SimMemory(keeper.machine.files, rank), keeper.settings.job_dir, 0)
+    assert page is not None
+    keeper.keeper.gone(box)
+    town.pass_time(5 * S_NS)
+    assert keeper.process.alive and page.is_there()
+    rank.end("killed")
+    town.pass_time()
+    assert not keeper.process.alive
+
+
+def test_who_comes_while_the_last_checkpoint_is_written_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CheckpointDesk, "is_done", False)
+    town = Town()
+    keeper, box = town.keeper(), FakeBox(10)
+    keeper.hear(box, JoinVote(0, 1, 1, ()))
+    keeper.keeper.gone(box)
+    town.pass_time(2 * S_NS)
+    assert len(keeper.events("job-over")) == 1
+    box = FakeBox(11)
+    keeper.hear(box, JoinVote(0, 1, 1, ()))
+    town.pass_time()
+    monkeypatch.setattr(CheckpointDesk, "is_done", True)
+    town.pass_time()
+    assert keeper.process.alive and box.last(StateOffered) is not None
+    keeper.keeper.gone(box)
+    town.pass_time(2 * S_NS)
+    assert len(keeper.events("job-over")) == 2 and not keeper.process.alive
 
 
 def test_votes_of_ranks_that_are_not_there_are_refused() -> None:

@@ -4,6 +4,7 @@ says why and leaves nothing open."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,24 @@ def test_a_page_whose_owner_is_just_dying_is_waited_for(tmp_path: Path) -> None:
     owner.close()
     room.time.pass_ns(OWN_WITHIN_NS // 2)
     [joined] = entrant.joined
+    joined.close()
+
+
+def test_a_page_that_an_ending_keeper_removes_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = RankRoom(tmp_path)
+    find = room.keepers.find
+
+    def ends_first(*asked: Any) -> None:
+        MEMORY.remove(room.options.job_dir)
+        find(*asked)
+
+    monkeypatch.setattr(room.keepers, "find", ends_first)
+    entrant = Entrant(room)
+    [joined] = entrant.joined
+    assert joined.page.is_there() and is_owned(room)
+    assert joined.keeper.is_connected and joined.agent.is_connected
     joined.close()
 
 

@@ -2,10 +2,11 @@
 
 Comes in: who is connected, what they said last, the time. Goes out: at most one `Finish` with its
 reason. Never removes anything while a rank or the agent is connected and has not said that the job
-is over. Whatever way a job ends but well, its memory may be all there is of it: it stays for
-`grace_ns` after the last of them is gone, so that the job can be started again, and never longer (a
-keeper without this rule pins model-sized memory for ever). Only a job that ended well, and a person
-who says so, remove it at once.
+is over, nor under a rank that is about to come: it owns its page already. Whatever way a job ends
+but well, its memory may be all there is of it: it stays for `grace_ns` after the last of them is
+gone, so that the job can be started again, and never longer (a keeper without this rule pins
+model-sized memory for ever). Only a job that ended well, and a person who says so, remove it at
+once.
 
 With several nodes, ranks that ended well here are not enough: another node's may fail in their last
 moments, and what they would resume from rests here. So the memory stays until all nodes' ranks
@@ -14,7 +15,7 @@ ended well, or for the grace time.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from keepstep.model.units import S_NS, every, human_ns
@@ -107,8 +108,14 @@ class JobLifetime:
             and all(ok for ok, _ in said)
         )
 
-    def decide(self, now_ns: int, holds_snapshots: bool = True) -> Finish | None:
-        """What follows from all that was said so far."""
+    def decide(
+        self,
+        now_ns: int,
+        holds_snapshots: bool = True,
+        is_entered: Callable[[], bool] = lambda: False,
+    ) -> Finish | None:
+        """What follows from all that was said so far. `is_entered`: whether a living process owns
+        a rank's page; asked only when all have been gone for long enough."""
         if self.finish or self.agent:
             return self.finish
         nodes = self.nodes or 1
@@ -117,14 +124,17 @@ class JobLifetime:
             return Finish(True, f"{every(self.world_size or 0, 'rank')}{others} ended well")
         if self.ranks:
             return None
+        why = self._alone_for_long(now_ns, holds_snapshots)
+        return None if why is None or is_entered() else Finish(False, why)
+
+    def _alone_for_long(self, now_ns: int, holds_snapshots: bool) -> str | None:
         alone_ns = now_ns - self.alone_since_ns
         if self.met and not holds_snapshots and alone_ns > EMPTY_NS:
-            return Finish(False, "agent and ranks are gone, and there is no snapshot to keep")
+            return "agent and ranks are gone, and there is no snapshot to keep"
         grace_ns = self.grace_ns if self.met else max(self.grace_ns, FIRST_NS)
         if alone_ns > grace_ns:
-            return Finish(
-                False,
+            return (
                 f"agent and ranks have been gone for {human_ns(alone_ns)}, longer than the "
-                f"grace time of {human_ns(grace_ns)}",
+                f"grace time of {human_ns(grace_ns)}"
             )
         return None

@@ -67,12 +67,13 @@ class StatusPage:
         """Map the rank's page as its owner, creating it if needed; None when it is owned now.
 
         By a living process; by a killed one, which takes a moment to be gone; or by an onlooker's
-        `alive`, which holds the lock for a moment.
+        `alive`, which holds the lock for a moment. None, too, when somebody has removed it
+        meanwhile.
         """
         path = status_path(job_dir, rank)
         DoubleBufferedPage.ensure(memory, path).close()
         page = cls(memory, path, clock)
-        if page._page.lock(exclusive=True):
+        if page._page.lock(exclusive=True) and page.is_there():
             return page
         page.close()
         return None

@@ -510,16 +510,24 @@ class Keeper:
     # -- the end
 
     def _is_over(self) -> bool:
-        if self._finish is None:
-            holds = bool(self._ranks) or self._agent is not None or self._holds_snapshots()
-            self._finish = finish = self._lifetime.decide(self._clock.monotonic_ns(), holds)
-            if finish is None:
-                return False
+        holds = bool(self._ranks) or self._agent is not None or self._holds_snapshots()
+        now_ns = self._clock.monotonic_ns()
+        before = self._finish
+        self._finish = finish = self._lifetime.decide(now_ns, holds, self._is_entered)
+        if finish is None:
+            return False  # or not any more: who comes while the last checkpoint is written goes on
+        if before is None:
             self._journal.record("job-over", finish.why, ok=finish.ok)
             if self._settings.store:
                 self._checkpoints.want_newest(finish.why)
                 self._write_checkpoints()
         return self._checkpoints.is_done
+
+    def _is_entered(self) -> bool:
+        """Whether a living process owns the page of a rank: it comes here soon, and what is removed
+        before would be missed for as long as it lives."""
+        ranks = ranks_in(self._memory, self._settings.job_dir)
+        return any(self._pages.alive(rank) for rank in ranks)
 
     def close(self, is_directory_ours: bool) -> None:
         """Remove the job's memory. Nobody can come any more. `is_directory_ours`: nobody has

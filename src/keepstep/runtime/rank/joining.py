@@ -4,6 +4,9 @@
     launcher with several nodes: introduce the keepers to each other -> open the slots
 
 Comes in: answers of ports. Goes out: a `Joined`, or why this process cannot be a rank.
+
+Invariant: from when the page is owned and in its place, no keeper removes the job's memory because
+it finds nobody (core/recovery/job_lifetime.py).
 """
 
 from __future__ import annotations
@@ -61,29 +64,51 @@ class Joining:
         self._node = node
         self._done = done
         self._failed = failed
-        self._deadline_ns = world.clock.monotonic_ns() + OWN_WITHIN_NS
+        self._agent = AgentClient(world.agents, who.rank, world.pid)
+        self._keeper = KeeperClient(world, who.rank, who.world_size)
 
     def begin(self) -> None:
+        self._own(self._find_keeper)
+
+    def _own(self, then: Callable[[StatusPage], None]) -> None:
         world, who = self._world, self._who
-        page = StatusPage.own(world.memory, self._options.job_dir, who.rank, world.clock)
-        if page is not None:
-            self._find_keeper(page)
-        elif world.clock.monotonic_ns() < self._deadline_ns:
-            world.timers.after(OWN_AGAIN_NS, self.begin)
-        else:
-            self._failed(
-                IdentityError(
-                    f"rank {who.rank} of job {who.job!r} is already running in another process; "
-                    "wait for it to end, or give this run a name of its own (job=... or "
-                    "KEEPSTEP_JOB)"
+        deadline_ns = world.clock.monotonic_ns() + OWN_WITHIN_NS
+
+        def own() -> None:
+            page = StatusPage.own(world.memory, self._options.job_dir, who.rank, world.clock)
+            if page is not None:
+                then(page)
+            elif world.clock.monotonic_ns() < deadline_ns:
+                world.timers.after(OWN_AGAIN_NS, own)
+            else:
+                self._fail(
+                    IdentityError(
+                        f"rank {who.rank} of job {who.job!r} is already running in another "
+                        "process; wait for it to end, or give this run a name of its own (job=... "
+                        "or KEEPSTEP_JOB)"
+                    )
                 )
-            )
+
+        own()
 
     def _find_keeper(self, page: StatusPage) -> None:
+        def found() -> None:
+            if page.is_there():
+                self._meet(page)
+            else:  # the keeper before this one was about to end, and has removed it
+                page.close()
+                self._own(self._meet)
+
+        def missing(error: KeepstepError) -> None:
+            page.close()
+            self._fail(error)
+
+        self._agent.connect()
+        self._keeper.connect(found, missing)
+
+    def _meet(self, page: StatusPage) -> None:
         world, who = self._world, self._who
-        agent = AgentClient(world.agents, who.rank, world.pid)
-        keeper = KeeperClient(world, who.rank, who.world_size)
-        joined = Joined(page, keeper, agent)
+        joined = Joined(page, self._keeper, self._agent)
 
         def fail(error: KeepstepError) -> None:
             joined.close()
@@ -92,11 +117,13 @@ class Joining:
         def done() -> None:
             self._done(joined)
 
-        def found() -> None:
-            if who.has_many_nodes and not world.has_agent:
-                Bootstrap(world, self._node, who, keeper, done, fail).run()
-            else:
-                done()
+        if who.has_many_nodes and not world.has_agent:
+            Bootstrap(world, self._node, who, self._keeper, done, fail).run()
+        else:
+            done()
 
-        agent.connect()
-        keeper.connect(found, fail)
+    def _fail(self, error: KeepstepError) -> None:
+        """Without a page."""
+        self._keeper.close()
+        self._agent.close()
+        self._failed(error)
