@@ -146,6 +146,8 @@ class Squatter:
 
     def accept(self, socket: SimSocket) -> None:
         """See `Listener`."""
+        if socket.other.machine == NUMBER:
+            return  # another stranger: what the job is answered does not hang on who else comes
         chance = self._random
         words: Words = iter(())
         match chance.randrange(4):
