@@ -131,6 +131,7 @@ def test_who_says_that_it_has_not_got_it_is_not_asked_again() -> None:
     assert not recovering.recovery.unavailable(1, 3, STAMP, "of another rank")
     assert recovering.asked() == [1]
     assert recovering.recovery.unavailable(1, 0, STAMP, "it is damaged")
+    recovering.room.settle()
     assert recovering.asked() == [1, 2]
     recovering.recovery.unavailable(2, 0, STAMP, "it is damaged")
     assert len(recovering.ended) == 1 and recovering.ended[0] is not None

@@ -271,7 +271,7 @@ def test_this_node_itself_takes_what_it_wants_without_a_link(wanted: BlockRange)
     serving = Serving()
     arrivals: list[Path] = []
     taker = WantedRanges(lambda: arrivals.append(serving.own.path))
-    taker.want(0, wanted)
+    taker.want(0, 0, wanted)
     serving.server.copy_here(0, STAMP, wanted, taker, 0)
     assert len(arrivals) == 1
     assert bytes(taker.take(0, wanted)) == bytes_of(serving.own, wanted)
@@ -284,7 +284,7 @@ def test_this_node_itself_is_not_given_what_was_damaged_here() -> None:
     flip(serving.room.memory, serving.own.path, PAGE_BYTES + 5)
     arrivals: list[str] = []
     taker = WantedRanges(lambda: arrivals.append("it"))
-    taker.want(0, FIRST)
+    taker.want(0, 0, FIRST)
     with pytest.raises(DamageError, match="damaged here"):
         serving.server.copy_here(0, STAMP, FIRST, taker, 0)
     assert (arrivals, serving.doubts) == ([], ["look"])

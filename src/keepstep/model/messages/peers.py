@@ -295,8 +295,8 @@ class FetchRanges:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotUnproven:
-    """To all that gave some of it: what came of this snapshot does not prove. Who gave it looks at
-    what rests there, or would offer it again and again."""
+    """To who gave it, or to all that gave some where that is not known: what came of this snapshot
+    does not prove. Who gave it looks at what rests there, or would offer it again and again."""
 
     KIND: ClassVar[str] = "unproven"
     mesh_version: Count

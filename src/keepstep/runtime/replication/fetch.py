@@ -2,18 +2,22 @@
 parallel, or decoded from a stripe group.
 
 Comes in: where it can be had (`core/resume/sources.py`). Goes out: a sealed slot that proved whole
-by its own table, or the reason why not. A source that fails is left out, and what it owed is asked
-of the others. Everything but blocks happens in the keeper's loop.
+by its own table, or the reason why not. What proves the payload comes first, all of it from one
+node. Everything but blocks happens in the keeper's loop.
+
+Invariant: of several with a copy, one that fails, or gives what does not prove, costs only itself:
+it is left out, and what it owed is asked of the others.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from keepstep.core.redundancy.stripes import (
     Combine,
@@ -43,8 +47,10 @@ from keepstep.runtime.replication.peer_inbox import BlockTaker
 from keepstep.runtime.replication.receive import (
     IncomingSnapshot,
     WantedRanges,
+    check_holes,
     in_runs,
     make_holes,
+    prove,
     ranges_of,
 )
 from keepstep.runtime.replication.serve import SnapshotServer
@@ -52,6 +58,7 @@ from keepstep.runtime.replication.serve import SnapshotServer
 CHUNK_BYTES = 1 << 20  # of each source, in one step of decoding
 STEPS_AHEAD = 16
 HEADER = BlockRange(Part.HEADER, 0, PAGE_BYTES)
+_PROVING = (Part.TABLE, Part.MANIFEST)  # what the header names
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,14 @@ class FetchResult:
     took_ns: int
     sources: tuple[int, ...]
     is_away: bool
+
+
+class _Proof(NamedTuple):
+    """What proves a payload, as one node gave all of it: `pieces`, which themselves have proven."""
+
+    header: SlotHeader
+    capacity: int
+    pieces: dict[BlockRange, bytes]
 
 
 class Fetch:
@@ -129,24 +144,29 @@ class Fetch:
         except StopIteration:
             self._end(None)
         except DamageError as error:
-            self._doubt()
+            self._doubt(self._asked)
             self._end(str(error))
         except (LookupError, MemoryBudgetError) as error:
             self._end(str(error))
 
-    def _doubt(self) -> None:
+    def _doubt(self, nodes: Iterable[int]) -> None:
         """What came does not prove: who gave it may hold it so, and has proven it long ago."""
-        for node in self._asked:
+        for node in nodes:
             if node == self._links.node:
                 self._server.doubt()
             else:
                 unproven = SnapshotUnproven(self._links.version, self._rank, self.stamp)
                 self._links.send(node, unproven)
 
+    def _unproven(self, node: int, why: str) -> None:
+        """What that one gave does not prove."""
+        if node in self._asked:
+            self._doubt([node])
+            self.source_failed(node, why)
+
     def _by_copies(self) -> Generator[None, None, None]:
-        header, capacity = yield from self._header_of(self._rank)
-        incoming = yield from self._make_slot(header, capacity)
-        wanted = self._ranges_of(header)
+        incoming = yield from self._make_slot((yield from self._proof()))
+        wanted = incoming.missing()
         share = -(-len(wanted) // len(self._nodes))
         for index, node in enumerate(list(self._nodes)):  # contiguous shares: each holder reads on
             if not self._nodes:
@@ -157,25 +177,60 @@ class Fetch:
             yield
         incoming.seal(self._job_hash)
 
-    def _header_of(self, rank: int) -> Generator[None, None, tuple[SlotHeader, int]]:
-        """(header, capacity), from any of the sources: all have it."""
-        self._want(self._nodes[0], [(rank, HEADER)])
-        while not self._ranges.has(rank, HEADER):
-            yield
-        page = bytes(self._ranges.take(rank, HEADER))
-        header = parse_page(page, self._job_dir)
+    def _proof(self) -> Generator[None, None, _Proof]:
+        """Of the first that gives one. Raises LookupError when nobody does."""
+        for node in list(self._nodes):
+            try:
+                return (yield from self._proof_of(node))
+            except DamageError as error:
+                self._unproven(node, str(error))
+            except LookupError:
+                continue  # it is left out already
+        raise LookupError("nobody is left who could give what proves it")
+
+    def _proof_of(self, node: int) -> Generator[None, None, _Proof]:
+        """Raises DamageError, or LookupError when the node has failed."""
+        page, header = yield from self._header_of(node, self._rank)
+        ranges = [range_ for range_ in self._ranges_of(header) if range_.part in _PROVING]
+        pieces = yield from self._bring(node, self._rank, ranges)
+        parts = {
+            part: b"".join(data for range_, data in pieces.items() if range_.part is part)
+            for part in _PROVING
+        }
+        prove(header, parts[Part.TABLE], parts[Part.MANIFEST], str(self._path))
+        return _Proof(header, capacity_of(page), {**pieces, HEADER: page})
+
+    def _header_of(self, node: int, rank: int) -> Generator[None, None, tuple[bytes, SlotHeader]]:
+        """Its page, and what that says."""
+        page = (yield from self._bring(node, rank, [HEADER]))[HEADER]
+        header = parse_page(page, self._path)
         if (header.job_hash, header.rank, header.stamp) != (self._job_hash, rank, self.stamp):
             raise DamageError(
                 f"expected {self.stamp} of rank {rank}, was sent {header.stamp} of rank "
                 f"{header.rank}"
             )
-        return header, capacity_of(page)
+        if header.state is not SlotState.SEALED:
+            raise DamageError(f"{self.stamp} of rank {rank} is {header.state.name.lower()}")
+        lacking, size = blocks_of(header.lacking), self._memory.block_bytes
+        check_holes(header.payload_bytes, lacking, size, str(self._path))
+        return page, header
 
-    def _make_slot(
-        self, header: SlotHeader, capacity: int
-    ) -> Generator[None, None, IncomingSnapshot]:
-        """Its slot. Making that is work for another thread: the first touch of memory takes
-        long."""
+    def _bring(
+        self, node: int, rank: int, ranges: list[BlockRange]
+    ) -> Generator[None, None, dict[BlockRange, bytes]]:
+        """All of these of that node alone. Raises LookupError when it has failed."""
+        if node in self._asked:
+            self._want(node, [(rank, range_) for range_ in ranges])
+        while not all(self._ranges.has(rank, range_) for range_ in ranges):
+            if node not in self._asked:
+                raise LookupError(f"node {node} has failed")
+            yield
+        return {range_: bytes(self._ranges.take(rank, range_)) for range_ in ranges}
+
+    def _make_slot(self, proof: _Proof) -> Generator[None, None, IncomingSnapshot]:
+        """Its slot, with all but the payload. Making that is work for another thread: the first
+        touch of memory takes long."""
+        header, capacity, pieces = proof
         manifest_capacity = header.manifest_bytes + header.manifest_bytes // 2 + 4 * KIB
         made: list[Slot | MemoryBudgetError] = []
 
@@ -215,7 +270,12 @@ class Fetch:
             lambda: self._links.call_in_loop(self._go_on),
             lacking=lacking,
         )
+        for range_, data in pieces.items():
+            self._incoming.put(range_, data)
         if self.source.copies:
+            self._incoming.believe_table(
+                lambda node, why: self._links.call_in_loop(lambda: self._unproven(node, why))
+            )
             self._links.expect(self._rank, self.stamp, self._incoming)
         return self._incoming
 
@@ -249,25 +309,20 @@ class Fetch:
             return None
 
     def _by_decoding(self) -> Generator[None, None, None]:
-        header, capacity = yield from self._header_of(self._rank)
+        proof = yield from self._proof_of(self._nodes[0])
+        header = proof.header
         size = self._memory.block_bytes
         sizes = {self._rank: sizes_of_header(header, size).kept_bytes}
         for rank in self.source.stripe_group:
             if rank != self._rank:
-                other, _ = yield from self._header_of(rank)
+                _, other = yield from self._header_of(self._nodes[0], rank)
                 sizes[rank] = sizes_of_header(other, size).kept_bytes
-        incoming = yield from self._make_slot(header, capacity)
-        small = [range_ for range_ in self._ranges_of(header) if range_.part is not Part.PAYLOAD]
-        self._want(self._nodes[0], [(self._rank, r) for r in small])
+        incoming = yield from self._make_slot(proof)
         group, tolerates = self.source.stripe_group, self.source.tolerates
         nbytes = [sizes[rank] for rank in group]
         stripes = stripes_of_snapshots(group, tolerates, nbytes, self._memory.block_bytes)
         kept = kept_of(header.payload_bytes, size, header.lacking)
         yield from self._decode(stripes, incoming, kept)
-        for range_ in small:
-            while not self._ranges.has(self._rank, range_):
-                yield
-            incoming.put(range_, self._ranges.take(self._rank, range_))
         incoming.seal(self._job_hash)
 
     def _decode(
@@ -334,10 +389,12 @@ class Fetch:
 
     def _want(self, node: int, wanted: list[tuple[int, BlockRange]]) -> None:
         for rank, range_ in wanted:
-            self._ranges.want(rank, range_)
+            self._ranges.want(node, rank, range_)
         self._ask(node, wanted)
 
     def _ask(self, node: int, wanted: list[tuple[int, BlockRange]]) -> None:
+        if self._over:
+            return
         self._asked[node].update(wanted)
         for rank in dict.fromkeys(rank for rank, _ in wanted):
             ranges = tuple(range_ for r, range_ in wanted if r == rank)
@@ -350,19 +407,16 @@ class Fetch:
             for run in in_runs(ranges):
                 asked = FetchRanges(self._links.version, rank, self.stamp, run, restores=True)
                 if not self._links.send(node, asked):
-                    self._is_away = True
-                    raise LookupError(f"node {node} cannot be asked")
+                    self.source_failed(node, "it cannot be asked", is_away=True)
+                    return
 
     def _take_here(self, rank: int, ranges: tuple[BlockRange, ...]) -> None:
-        """This node is a source itself. Raises LookupError, DamageError, if it is the only
-        one."""
+        """This node is a source itself."""
         here, taker = self._links.node, self._taker()
         try:
             for range_ in ranges:
                 self._server.copy_here(rank, self.stamp, range_, taker, here)
         except (LookupError, DamageError) as error:
-            if len(self.source.copies) < 2:
-                raise
             self.source_failed(here, str(error))
 
     def _taker(self) -> BlockTaker:
@@ -381,11 +435,12 @@ class Fetch:
         if not self.source.copies or not self._nodes:
             self._end(f"node {node}: {why}")
             return
-        missing = set(self._incoming.missing()) if self._incoming is not None else {HEADER}
-        try:
-            self._ask(self._nodes[0], [(rank, r) for rank, r in sorted(owed) if r in missing])
-        except LookupError as error:
-            self.source_failed(self._nodes[0], str(error), is_away=True)
+        if self._incoming is None:  # what proves it is asked of another one as a whole
+            self._links.call_in_loop(self._go_on)
+            return
+        self._incoming.refuse(node)
+        missing = set(self._incoming.missing())
+        self._ask(self._nodes[0], [(rank, r) for rank, r in sorted(owed) if r in missing])
 
     def link_is_dead(self, node: int, why: str) -> None:
         """Nothing comes from there any more."""

@@ -69,14 +69,20 @@ def meta_ranges_of(payload_bytes: int, manifest_bytes: int, block_bytes: int) ->
     return blocks(Part.META, nbytes, META_BLOCK_BYTES)
 
 
-def make_holes(slot: Slot, payload_bytes: int, lacking: frozenset[int]) -> None:
-    """In a slot that is being written, where a snapshot of that size lacks blocks. Raises
-    DamageError when it cannot: its last block is never another's."""
-    if max(lacking, default=-1) >= payload_bytes // slot.block_bytes:
+def check_holes(payload_bytes: int, lacking: frozenset[int], block_bytes: int, where: str) -> None:
+    """That a snapshot of that size may lack these blocks: its last one is never another's. Raises
+    DamageError; `where` is named in it."""
+    if max(lacking, default=-1) >= payload_bytes // block_bytes:
         raise DamageError(
-            f"{slot.path}: expected a snapshot of {payload_bytes} bytes, found that it lacks block "
+            f"{where}: expected a snapshot of {payload_bytes} bytes, found that it lacks block "
             f"{max(lacking)}"
         )
+
+
+def make_holes(slot: Slot, payload_bytes: int, lacking: frozenset[int]) -> None:
+    """In a slot that is being written, where a snapshot of that size lacks blocks. Raises
+    DamageError when it cannot."""
+    check_holes(payload_bytes, lacking, slot.block_bytes, str(slot.path))
     slot.shed(lacking)
 
 
@@ -98,36 +104,55 @@ _ANY_RANGE = BlockRange(Part.PAYLOAD, 0, 0)
 _WITH_TABLE = (Part.TABLE, Part.META)
 
 
+def prove(
+    header: SlotHeader,
+    table: bytes | bytearray | memoryview,
+    manifest: bytes | bytearray | memoryview,
+    where: str,
+) -> None:
+    """That these are the table and the manifest which the header names. Raises DamageError; `where`
+    is named in it."""
+    if checksum(table) != header.table_checksum:
+        raise DamageError(
+            f"{where}: the checksum table that arrived is not the one the header names"
+        )
+    if checksum(manifest) != header.manifest_checksum:
+        raise DamageError(f"{where}: the manifest that arrived is not the one the header names")
+
+
 class WantedRanges:
-    """Ranges that are wanted, each in memory of its own until somebody takes it. `on_arrival` is
-    called after each."""
+    """Ranges that are wanted, each of one node and in memory of its own until somebody takes it.
+    `on_arrival` is called after each."""
 
     def __init__(self, on_arrival: Callable[[], None]) -> None:
         self._on_arrival = on_arrival
         self._lock = threading.Lock()
-        self._wanted: dict[tuple[int, BlockRange], bytearray] = {}
+        self._wanted: dict[tuple[int, BlockRange], tuple[int, bytearray]] = {}  # and of whom
         self._here: dict[tuple[int, BlockRange], bytearray] = {}
 
-    def want(self, rank: int, range_: BlockRange) -> None:
-        """Of that rank's snapshot."""
+    def want(self, node: int, rank: int, range_: BlockRange) -> None:
+        """Of that rank's snapshot, from that node alone: what came from another one, or still
+        comes, is wanted no more."""
         with self._lock:
-            self._wanted[(rank, range_)] = bytearray(range_.length)
+            self._here.pop((rank, range_), None)
+            self._wanted[(rank, range_)] = (node, bytearray(range_.length))
 
     def place(self, node: int, span: Span) -> memoryview | None:
         """See `BlockTaker`."""
         with self._lock:
-            found = self._wanted.get((span.rank, range_of(span)))
-        return None if found is None else memoryview(found)
+            giver, memory = self._wanted.get((span.rank, range_of(span)), (None, b""))
+        return memoryview(memory) if giver == node else None
 
     def arrived(self, node: int, span: Span, checksum: int) -> None:
         """See `BlockTaker`."""
         key = (span.rank, range_of(span))
         with self._lock:
-            found = self._wanted.pop(key, None)
-            if found is not None:
-                self._here[key] = found
-        if found is not None:
-            self._on_arrival()
+            giver, memory = self._wanted.get(key, (None, bytearray()))
+            if giver != node:
+                return
+            del self._wanted[key]
+            self._here[key] = memory
+        self._on_arrival()
 
     def has(self, rank: int, range_: BlockRange) -> bool:
         """Whether it is here."""
@@ -176,6 +201,19 @@ class IncomingSnapshot:
         # which ranges are being written this moment, and which node's blocks they are
         self._filling: set[tuple[int, BlockRange]] = set()
         self._sums: dict[int, int] = {}  # checksums of payload blocks, by their number
+        self._expected: tuple[int, ...] = ()  # the same, as the table has them, once it is believed
+        self._on_unproven: Callable[[int, str], None] = lambda node, why: None
+        self._refused: set[int] = set()  # nodes
+
+    def believe_table(self, on_unproven: Callable[[int, str], None]) -> None:
+        """The table is here, and proven. From now on a block that comes and differs from it is
+        still missing, and `on_unproven` hears who gave it, and how it differs."""
+        self._expected, self._on_unproven = self.table(), on_unproven
+
+    def refuse(self, node: int) -> None:
+        """Take nothing of that node any more, but what is being written this moment."""
+        with self._lock:
+            self._refused.add(node)
 
     def put(
         self, range_: BlockRange, data: bytes | bytearray | memoryview, expected: int | None = None
@@ -208,16 +246,23 @@ class IncomingSnapshot:
         wanted = range_of(span)
         with self._lock:
             self._filling.discard((node, wanted))  # it came before, and not whole
-            if wanted not in self._missing or (_BY_HAND, wanted) in self._filling:
+            is_wanted = wanted in self._missing and node not in self._refused
+            if not is_wanted or (_BY_HAND, wanted) in self._filling:
                 return None
             self._filling.add((node, wanted))
         return self._memory[span.part][span.offset : span.offset + span.length]
 
     def arrived(self, node: int, span: Span, checksum: int) -> None:
         """See `BlockTaker`."""
+        range_ = range_of(span)
         with self._lock:
-            self._filling.discard((node, range_of(span)))
-        self._note(range_of(span), checksum)
+            self._filling.discard((node, range_))
+        if range_.part is Part.PAYLOAD and self._expected:
+            block = range_.offset // self.slot.block_bytes
+            if checksum != (want := self._expected[block]):
+                self._on_unproven(node, self._differs(block, checksum, want))
+                return
+        self._note(range_, checksum)
 
     def _note(self, range_: BlockRange, found: int) -> None:
         with self._lock:
@@ -279,22 +324,17 @@ class IncomingSnapshot:
                 f"{self.slot.path}: expected a snapshot that lacks {len(self._lacking)} blocks, "
                 f"found one that lacks {len(blocks_of(header.lacking))}, or others"
             )
-        table = bytes(self._memory[Part.TABLE])
-        if checksum(table) != header.table_checksum:
-            raise DamageError(
-                f"{self.slot.path}: the checksum table that arrived is not the one the header names"
-            )
-        if checksum(self._memory[Part.MANIFEST]) != header.manifest_checksum:
-            raise DamageError(
-                f"{self.slot.path}: the manifest that arrived is not the one the header names"
-            )
-        for block, want in enumerate(unpack_table(table)):
-            if block not in self._lacking and self._sums[block] != want:
-                raise DamageError(
-                    f"{self.slot.path}: block {block} arrived with checksum "
-                    f"{self._sums[block]:016x}, expected {want:016x}"
-                )
+        prove(header, self._memory[Part.TABLE], self._memory[Part.MANIFEST], str(self.slot.path))
+        for block, want in enumerate(self.table()):
+            if block not in self._lacking and (found_sum := self._sums[block]) != want:
+                raise DamageError(self._differs(block, found_sum, want))
         for part in (Part.TABLE, Part.MANIFEST):
             self.slot.part(part, header)[:] = self._memory[part]
         self.slot.adopt(header)
         return header
+
+    def _differs(self, block: int, found: int, want: int) -> str:
+        return (
+            f"{self.slot.path}: block {block} arrived with checksum {found:016x}, expected "
+            f"{want:016x}"
+        )
