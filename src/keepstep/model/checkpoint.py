@@ -6,12 +6,15 @@ its number, so what another try left, or still writes, is never taken for a part
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from keepstep.model.bounds import Count, StepNumber
 from keepstep.model.snapshot import Stamp
+
+_DIRECTORY = re.compile(r"step-(\d{12})(?:-(\d{6,18})-(\d{1,19}))?", re.ASCII)
 
 
 class CheckpointName(NamedTuple):
@@ -31,6 +34,22 @@ class CheckpointName(NamedTuple):
     def is_older(self, than: CheckpointName) -> bool:
         """Whether it was begun before that one, whatever the steps."""
         return (self.epoch, self.attempt) < (than.epoch, than.attempt)
+
+
+def checkpoint_named(directory: str) -> CheckpointName | None:
+    """Whose name below the store that is; None: nobody's, like any other way to write the same
+    numbers."""
+    match = _DIRECTORY.fullmatch(directory)
+    name = match and CheckpointName(*(int(part or 0) for part in match.groups()))
+    return name if name and name.directory == directory else None
+
+
+class Unfinished(NamedTuple):
+    """`names`: attempts that were not published, the oldest steps first. `unseen`: of each that
+    could not be looked at, why: it may be published."""
+
+    names: Sequence[CheckpointName]
+    unseen: Sequence[str] = ()
 
 
 class Timeline(NamedTuple):

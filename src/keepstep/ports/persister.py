@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from keepstep.model.checkpoint import CheckpointAttempt, CheckpointName, Timeline
+from keepstep.model.checkpoint import CheckpointAttempt, CheckpointName, Timeline, Unfinished
 from keepstep.model.removal import RemovalRecord
 
 if TYPE_CHECKING:  # a format laid over a Memory, which these ports only hand on
@@ -64,8 +64,8 @@ class CheckpointStore(Protocol[D_co]):
     def remove(self, name: CheckpointName) -> None:
         """Remove a checkpoint and its files. Nothing there is fine."""
 
-    def incomplete(self, before: CheckpointName) -> Sequence[CheckpointName]:
-        """What was not published and begun before that one."""
+    def incomplete(self, before: CheckpointName) -> Unfinished:
+        """What was not published and begun before that one, and what cannot be looked at."""
 
     def remove_unpublished(self, name: CheckpointName) -> None:
         """Remove the files of an attempt, which from now on is never published. What was published

@@ -153,7 +153,7 @@ def test_a_draft_that_is_not_published_does_not_exist(store: Store) -> None:
     assert [m.step for m in listing.checkpoints] == [1]
     # An object store has no directory until there is a file in it, hence the file above.
     assert list(listing.broken) == [2] and "expected a manifest, found none" in listing.broken[2]
-    assert store.incomplete(NEWER) == [CheckpointName(2)]
+    assert store.incomplete(NEWER).names == [CheckpointName(2)]
     store.remove(CheckpointName(2))
     assert steps(store) == [1] and store.list_checkpoints().broken == {}
 
@@ -270,7 +270,7 @@ def test_a_file_of_another_size_is_no_checkpoint(tmp_path: Path, change: str) ->
     assert listing.broken[2].endswith(f"/b: expected 4 bytes, found {found} [KS2300]")
     with pytest.raises(DamageError, match=f"expected 4 bytes, found {found}"):
         store.verify(2)
-    assert store.incomplete(NEWER) == [], (
+    assert store.incomplete(NEWER).names == [], (
         "damaged is not incomplete: it stays for a person to look at"
     )
 
@@ -304,7 +304,7 @@ def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
     assert (
         steps(store) == [1]
         and store.list_checkpoints().broken == {}
-        and store.incomplete(NEWER) == []
+        and store.incomplete(NEWER).names == []
     )
     assert (tmp_path / "step-12").is_dir() and (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -360,7 +360,7 @@ def test_a_manifest_that_cannot_be_put_publishes_nothing(
     assert steps(memory) == [1] and memory.intact(1) is not None
     # What is left cannot be claimed either, and the put may still come through: it goes later.
     assert list(memory.look().unfinished) == [2]
-    assert memory.incomplete(NEWER) == [CheckpointName(2)]
+    assert memory.incomplete(NEWER).names == [CheckpointName(2)]
     memory.remove_unpublished(CheckpointName(2))
     assert memory.list_checkpoints().broken == {}
 
@@ -479,7 +479,7 @@ def test_checkpoints_from_before_attempts_had_names_are_read(tmp_path: Path) -> 
     assert store.look() == StoreListing([13, 12], epoch=1, epochs={13: 1, 12: 0}), (
         "the job went on from step 12"
     )
-    assert store.incomplete(CheckpointName(0, 9)) == [] and store.intact(19) is not None
+    assert store.incomplete(CheckpointName(0, 9)).names == [] and store.intact(19) is not None
 
 
 def write_attempt(
@@ -517,7 +517,7 @@ def test_what_a_newer_attempt_has_begun_is_nobodys_to_remove(store: Store) -> No
     for draft in drafts:
         with draft.open("a") as file:
             file.write(b"begun")
-    assert store.incomplete(drafts[1].name) == [drafts[0].name]
+    assert store.incomplete(drafts[1].name).names == [drafts[0].name]
     assert store.read_small(drafts[2].name, "a") == b"begun"
 
 
@@ -641,3 +641,15 @@ def test_a_link_that_leads_nowhere_now_is_not_an_empty_store(tmp_path: Path, mov
         assert listing.usable == [] and list(listing.unreachable) == [5]
     (tmp_path / "away").rename(disk)
     assert store.look().usable == [5]
+
+
+def test_an_object_in_a_directorys_place_hides_no_checkpoint(store: Store) -> None:
+    """Only on a disk can the two not be of one name."""
+    name = CheckpointName(310, 1, 1)
+    store._fs.makedirs(store.root, exist_ok=True)
+    store._fs.pipe_file(store.path(name), b"x")
+    assert not store.incomplete(before=CheckpointName(400, 2, 5)).unseen
+    write_attempt(store, CheckpointName(400, 2, 5), Timeline(2, 399))
+    found = store.look()
+    assert list(found.usable) == [400] and not found.unreachable
+    assert list(found.damaged if store.disk else found.unfinished) == [310]

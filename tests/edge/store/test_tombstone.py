@@ -66,7 +66,7 @@ def published(draft: Draft, manifest: Manifest) -> bool:
 def collected(store: Store) -> None:
     """What another persister does with what was never published."""
     try:
-        for name in store.incomplete(NEWER):
+        for name in store.incomplete(NEWER).names:
             store.remove_unpublished(name)
     except StoreError:
         pass  # what is left is left for later
@@ -107,7 +107,7 @@ def check_either(store: Store, was_published: bool) -> None:
         collected(store)
         assert store.look() == StoreListing([])
         assert store.intact(NAME) is None and store.intact_of(Stamp(5, 1), "j") is None
-        assert store.incomplete(NEWER) == []
+        assert store.incomplete(NEWER).names == []
 
 
 def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,11 +314,11 @@ def test_a_tombstone_of_a_strangers_removes_nothing_and_is_damage(tmp_path: Path
     assert published(draft, manifest)
     os.unlink(store.path(NAME, MANIFEST))
     Path(store.path(NAME, MANIFEST)).write_bytes(tombstone(NAME, None))
-    assert list(store.look().damaged) == [5] and store.incomplete(NEWER) == []
+    assert list(store.look().damaged) == [5] and store.incomplete(NEWER).names == []
     Path(store.path(NAME, MANIFEST)).write_bytes(tombstone(NEWER, store.signer))
-    assert list(store.look().damaged) == [5] and store.incomplete(NEWER) == []
+    assert list(store.look().damaged) == [5] and store.incomplete(NEWER).names == []
     Path(store.path(NAME, MANIFEST)).write_bytes(tombstone(NAME, store.signer))
-    assert store.incomplete(NEWER) == [NAME]
+    assert store.incomplete(NEWER).names == [NAME]
     collected(store)
     assert list(tmp_path.iterdir()) == []
 

@@ -26,6 +26,7 @@ from keepstep.model.checkpoint import (
     CheckpointName,
     StoreListing,
     Timeline,
+    Unfinished,
 )
 from keepstep.model.layout import TensorSpec, lay_out
 from keepstep.model.messages.persister import ActDone, ActName, CheckpointAct
@@ -282,7 +283,30 @@ def test_what_cannot_be_removed_hinders_no_checkpoint_and_is_told(
     assert [answer.ok for answer in answers] == [True] * 3, answers[-1].why
     assert "left 1 unfinished checkpoint for later" in answers[-1].why
     assert "PermissionError" in answers[-1].why
-    assert node.store.incomplete(CheckpointName(9, 9, 9)) == [unfinished[0]]
+    assert node.store.incomplete(CheckpointName(9, 9, 9)).names == [unfinished[0]]
+
+
+def test_what_cannot_be_looked_at_hinders_no_checkpoint_and_is_told(node: Node) -> None:
+    """It may be a published one of another user's, or on a disk that is not mounted."""
+    closed, unfinished = (CheckpointName(step, 0, 7) for step in (1, 2))
+    for name in (closed, unfinished):
+        with node.store.draft(name).open("data") as file:
+            file.write(b"half")
+    info = node.disk.info
+
+    def refuses(path: str, **how: Any) -> Any:
+        if closed.directory in path:
+            raise PermissionError(13, "Permission denied", path)
+        return info(path, **how)
+
+    node.disk.info = refuses
+    node.hold(3)
+    answers = node.attempt(3)
+    assert [answer.ok for answer in answers] == [True] * 3, answers[-1].why
+    assert "left 1 checkpoint that cannot be looked at" in answers[-1].why
+    assert "Permission denied" in answers[-1].why
+    del node.disk.info
+    assert node.store.incomplete(CheckpointName(9, 9, 9)).names == [closed]
 
 
 def test_what_is_published_while_it_is_being_removed_is_not_removed(
@@ -298,7 +322,7 @@ def test_what_is_published_while_it_is_being_removed_is_not_removed(
         assert run_acts(late.carry_out(node.act(act, 3))).ok
     incomplete = Store.incomplete
 
-    def then_it_publishes(store: Store, before: CheckpointName) -> list[CheckpointName]:
+    def then_it_publishes(store: Store, before: CheckpointName) -> Unfinished:
         found = incomplete(store, before)
         assert run_acts(late.carry_out(replace(node.act("publish", 3), attempt=1))).ok
         return found
@@ -504,7 +528,7 @@ def test_what_was_never_published_is_removed_under_the_lease_too(node: Node) -> 
         file.write(b"half")
     assert node.store.put_removal_record(RemovalRecord(1, 9, "its successor", is_held=False))
     assert node.attempt(3)[-1].ok
-    assert node.store.incomplete(CheckpointName(3, 1, 9)) == [left.name]
+    assert node.store.incomplete(CheckpointName(3, 1, 9)).names == [left.name]
 
 
 def test_who_leads_next_leads_in_a_later_epoch_than_the_lease_tells(node: Node) -> None:

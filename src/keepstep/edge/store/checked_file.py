@@ -354,6 +354,29 @@ def check_is_not_behind_a_link(fs: Any, path: str) -> None:
                 )
 
 
+def check_is_a_directory(fs: Any, path: str) -> None:
+    """Of what could not be looked into. Raises DamageError where that is sure to be no directory,
+    whatever is mounted or allowed later. On an object store nothing stands in a directory's way."""
+    if not isinstance(fs, LocalFileSystem):
+        return
+    try:
+        if not stat.S_ISDIR(os.stat(path).st_mode):
+            raise DamageError(f"{path}: expected a directory, found something else")
+    except OSError as error:
+        if error.errno == errno.ELOOP and os.path.islink(path):
+            told = f"{path}: expected a directory, found a link that leads in a circle"
+            raise DamageError(told) from error
+
+
+def is_closed(error: BaseException) -> bool:
+    """Whether a look failed for what it was at, not for the store: another user's, or behind a link
+    to what is not there now."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and (
+        isinstance(cause, PermissionError) or cause.errno == errno.ENXIO
+    )
+
+
 def put_whole(fs: Any, path: str, raw: bytes, replaces: bool = False) -> None:
     """A file of these bytes, whole or not at all, wherever its writer ends; in place of none unless
     it `replaces` one. Raises FileExistsError."""

@@ -26,7 +26,7 @@ from keepstep.model.removal import RemovalRecord
 
 MOST_STRANGE = 32  # records that prove nothing, before the newest that does
 
-_RECORD = re.compile(r"keepstep-removals-(\d{12})\.json")
+_RECORD = re.compile(r"keepstep-removals-(\d{12})\.json", re.ASCII)
 
 
 def newest_removal(

@@ -25,7 +25,7 @@ from keepstep.errors import DamageError
 RUN = "keepstep-run.json"
 FIRST = 1
 
-_RUN_DIR = re.compile(r"run-(\d{6})")
+_RUN_DIR = re.compile(r"run-(\d{6})", re.ASCII)
 
 
 def run_path(root: str, number: int) -> str:

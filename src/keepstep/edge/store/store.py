@@ -35,11 +35,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Callable, Mapping, Set
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import dataclass, field
 from typing import Any
 
 from fsspec.core import url_to_fs
@@ -50,15 +48,18 @@ from keepstep.edge.store.checked_file import (
     BLOCK_BYTES,
     FilePlace,
     VerifiedFile,
+    check_is_a_directory,
     check_is_not_behind_a_link,
     check_size,
     clear_on_disk,
+    is_closed,
     is_there,
     put_whole,
     read_whole,
     rename_new,
     store_errors,
 )
+from keepstep.edge.store.contents import Contents, Listing
 from keepstep.edge.store.draft import MANIFEST, Draft
 from keepstep.edge.store.manifest import Manifest, manifest_from_bytes
 from keepstep.edge.store.owner import OWNER, OwnerRecord, StoreUser, owner_record, read_owner
@@ -72,7 +73,7 @@ from keepstep.edge.store.tombstone import (
     tombstone,
 )
 from keepstep.errors import ConfigError, DamageError, StoreError
-from keepstep.model.checkpoint import CheckpointName, StoreListing
+from keepstep.model.checkpoint import CheckpointName, StoreListing, Unfinished, checkpoint_named
 from keepstep.model.removal import RemovalRecord
 from keepstep.model.snapshot import Stamp
 from keepstep.model.timeline import history, left_at, timelines_of
@@ -82,33 +83,6 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 MOST_UNPROVEN_EPOCH = 10**9
 DOUBTED = "doubted.json"
-_STEP_DIR = re.compile(r"step-(\d{12})(?:-(\d{6,18})-(\d{1,19}))?")
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """What a store holds: `checkpoints` with an intact manifest and files of the right size, newest
-    first, as far as the job has not gone back behind them; and per step why there is none.
-    `unreadable`: those of them of which the store did not say what they are. `damaged`: those that
-    were published, and are not as they were. `epoch`: the newest of which anything tells."""
-
-    checkpoints: tuple[Manifest, ...]
-    broken: Mapping[int, str]
-    unreadable: frozenset[int] = frozenset()
-    damaged: frozenset[int] = frozenset()
-    epoch: int = 0
-
-
-@dataclass
-class _Contents:
-    """All that lies in a store. `intact` is newest first; of all others what is wrong."""
-
-    intact: list[Manifest] = field(default_factory=list)
-    broken: dict[CheckpointName, str] = field(default_factory=dict)
-    unreadable: set[CheckpointName] = field(default_factory=set)
-    damaged: set[CheckpointName] = field(default_factory=set)
-    unfinished: set[CheckpointName] = field(default_factory=set)  # or another job's
-    doubted: set[CheckpointName] = field(default_factory=set)  # intact, and damaged all the same
 
 
 class Store:
@@ -188,7 +162,8 @@ class Store:
 
     def _jobs(self) -> set[str]:
         """Whose checkpoints are there, of any run; who they say, since that keeps others out.
-        Raises StoreError when there are some, and of none it can be told."""
+        Raises StoreError when there are some, and of none it can be told. What is closed to this
+        user alone keeps it from nothing: whoever writes here says first whose the store is."""
         jobs: set[str] = set()
         unread: list[str] = []
         for number in runs_in(self._fs, self._base):
@@ -196,7 +171,7 @@ class Store:
             run._root = run_path(self._base, number)
             found = run._read_all()
             jobs |= {manifest.job for manifest in found.intact}
-            unread += [found.broken[name] for name in sorted(found.unreadable)]
+            unread += [found.broken[name] for name in sorted(found.unreadable - found.closed)]
         if unread and not jobs:
             raise StoreError(f"store {self._base} does not say whose it is: {unread[-1]}")
         return jobs
@@ -312,8 +287,8 @@ class Store:
             epoch=max([*epochs, *(line.epoch for line in timelines)], default=0),
         )
 
-    def _read_all(self, jobs: Set[str] | None = None) -> _Contents:
-        found = _Contents()
+    def _read_all(self, jobs: Set[str] | None = None) -> Contents:
+        found = Contents()
         for name in sorted(self._names(), reverse=True):
             try:
                 raw = self.read_small(name, MANIFEST)
@@ -321,6 +296,8 @@ class Store:
             except (DamageError, StoreError) as error:
                 found.broken[name] = str(error)
                 (found.damaged if isinstance(error, DamageError) else found.unreadable).add(name)
+                if is_closed(error):
+                    found.closed.add(name)
                 continue
             if raw is not None and is_tombstone(raw, name, self.signer):
                 continue
@@ -386,10 +363,11 @@ class Store:
 
     def read_small(self, which: Which, file: str) -> bytes | None:
         """A file's bytes as they are, for who can tell whether they are right; None when it is not
-        there. Raises StoreError, and DamageError when what is there is no file."""
+        there. Raises StoreError, and DamageError when what is there is no file, or lies in no
+        directory."""
         name = self.named(which)
         where = f"{self.url(name)}/{file}"
-        with store_errors(f"reading {where}"):
+        with self._in_a_directory(name), store_errors(f"reading {where}"):
             return read_whole(self._fs, self.path(name, file), where)
 
     def verify(self, which: Which, progress: Progress | None = None) -> Manifest:
@@ -418,10 +396,15 @@ class Store:
 
     def intact_of(self, stamp: Stamp, job: str) -> Manifest | None:
         """The manifest of that job's checkpoint of just this state, whichever of its leaders wrote
-        it; None when there is none whose every byte is as written. Raises StoreError."""
-        names = [name for name in self._names() if (name.step, name.epoch) == stamp]
-        found = (self.intact(name) for name in sorted(names, reverse=True))
-        return next((each for each in found if each is not None and each.job == job), None)
+        it; None when none is seen whose every byte is as written. Raises StoreError."""
+        for name in sorted(self._names(), reverse=True):
+            if (name.step, name.epoch) != stamp:
+                continue
+            with suppress(StoreError):  # one that cannot be looked at says nothing of the others
+                found = self.intact(name)
+                if found is not None and found.job == job:
+                    return found
+        return None
 
     def open(self, manifest: Manifest, name: str) -> VerifiedFile:
         """One file of a checkpoint. Raises DamageError when it is missing or has another size."""
@@ -514,22 +497,39 @@ class Store:
                     if entry["type"] == "file" and not keep(entry["name"].rsplit("/", 1)[-1]):
                         self._fs.rm_file(entry["name"])
 
-    def incomplete(self, before: CheckpointName) -> list[CheckpointName]:
+    def incomplete(self, before: CheckpointName) -> Unfinished:
         """What was not published, of which files are left, and was begun before that one. Raises
-        StoreError."""
-        older = (name for name in sorted(self._names()) if name.is_older(before))
-        left = (name for name in older if not self._is_published(name))
-        # where a tombstone has to stay it is all that is left
-        return [name for name in left if self._local or self._sizes(name).keys() - {MANIFEST}]
+        StoreError when the store cannot be listed."""
+        found, unseen = list[CheckpointName](), list[str]()
+        for name in sorted(name for name in self._names() if name.is_older(before)):
+            try:
+                if self._is_published(name):
+                    continue
+                if self._local or self._sizes(name).keys() - {MANIFEST}:
+                    found.append(name)  # where a tombstone has to stay it is all that is left
+            except StoreError as error:  # it may be published; and concerns no other
+                unseen.append(str(error))
+        return Unfinished(found, unseen)
 
     def _is_published(self, name: CheckpointName) -> bool:
-        size = self.place(name, MANIFEST).size()
-        if size is None or size > MOST_BYTES:
-            return size is not None
         with suppress(DamageError):  # else what stands there is no file, so no tombstone
+            with self._in_a_directory(name):
+                size = self.place(name, MANIFEST).size()
+            if size is None or size > MOST_BYTES:
+                return size is not None
             raw = self.read_small(name, MANIFEST)
             return raw is not None and not is_tombstone(raw, name, self.signer)
         return True
+
+    @contextmanager
+    def _in_a_directory(self, name: CheckpointName) -> Iterator[None]:
+        """Raises DamageError where a look fails because what stands in the checkpoint's place is no
+        directory: no later look finds one that was written there."""
+        try:
+            yield
+        except StoreError:
+            check_is_a_directory(self._fs, self.path(name))
+            raise
 
     def remove_unpublished(self, name: CheckpointName) -> None:
         """Remove the files of an attempt that was not published, and now never is. What was
@@ -568,8 +568,8 @@ class Store:
             is_file = bool(paths) and self._fs.isfile(self._root)  # `ls` of it is the file itself
         if is_file:
             raise ConfigError(f"store {self._root}: expected a directory, found a file")
-        matches = (_STEP_DIR.fullmatch(path.rstrip("/").rsplit("/", 1)[-1]) for path in paths)
-        return [CheckpointName(*(int(part or 0) for part in m.groups())) for m in matches if m]
+        names = (checkpoint_named(path.rstrip("/").rsplit("/", 1)[-1]) for path in paths)
+        return [name for name in names if name is not None]
 
     def _is_there(self, path: str) -> bool:
         """Raises OSError when that cannot be seen: fsspec's own `exists` says no then, and what is

@@ -165,11 +165,14 @@ class Persister(Generic[D, V]):
             yield
             unfinished = self._store.incomplete(before=attempt.name)
             remove = self._store.remove_unpublished  # one may be published just now
-            removed, why_not = yield from self._remove(unfinished, attempt, remove)
+            removed, why_not = yield from self._remove(unfinished.names, attempt, remove)
             self._left = ""
             if why_not:
-                left = counted(len(unfinished) - len(removed), "unfinished checkpoint")
+                left = counted(len(unfinished.names) - len(removed), "unfinished checkpoint")
                 self._left = f", left {left} for later: {why_not}"
+            if unseen := unfinished.unseen:
+                left = counted(len(unseen), "checkpoint")
+                self._left += f", left {left} that cannot be looked at: {unseen[0]}"
         work: _Work[D, V] = _Work(attempt, node, self._store.draft(attempt.name))
         self._work = work
         yield
