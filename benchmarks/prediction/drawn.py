@@ -19,6 +19,7 @@ from benchmarks.prediction.measured_plan import MeasuredPlan
 from benchmarks.prediction.pace import Pace
 from benchmarks.prediction.record import Begun, Record
 from benchmarks.prediction.schedule import Strike
+from keepstep.core.economics.journal_kinds import loss_of
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase
 from keepstep.model.topology import Copies, parse_policy
@@ -84,7 +85,7 @@ def draw(record: Record) -> Drawn:
                 bisect_right(whens, event.mono_ns),
                 event.data["step"],
                 source,
-                event.data["lost_steps"],
+                loss_of(event)[1],
             )
         )
     pace = pace_of(record, events)

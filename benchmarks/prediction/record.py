@@ -32,7 +32,18 @@ TOLD = (
     "persisted",
     "loaded",
 )
-READ = ("step", "source", "lost_steps", "epoch", "rank", "pid", "pids", "duration_ns", "policy")
+READ = (
+    "step",
+    "source",
+    "lost_steps",
+    "lost_at_least",
+    "epoch",
+    "rank",
+    "pid",
+    "pids",
+    "duration_ns",
+    "policy",
+)
 
 
 class Begun(NamedTuple):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.prediction.measured_plan import Course
 from benchmarks.prediction.pace import Aftermath
+from keepstep.core.economics.journal_kinds import loss_of
 from keepstep.edge.shm.slot import rank_dir
 from keepstep.model.events import Event
 from keepstep.model.mesh import Mesh
@@ -112,7 +113,7 @@ class Striker(Observer):
                     strikes=self._next,
                     step=data["step"],
                     source=data["source"],
-                    lost_steps=data["lost_steps"],
+                    lost_steps=loss_of(event)[1],
                     fetched=self._fetched,
                 )
                 self.resumptions.append(found)

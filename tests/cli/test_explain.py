@@ -139,12 +139,35 @@ def test_a_chain_with_every_link_and_a_kind_that_nobody_knows(machine: Any) -> N
     ]
 
 
+def test_what_nobody_knows_to_be_lost_is_not_called_nothing(machine: Any) -> None:
+    tell(machine, "demo")
+    machine.journal("demo").record(
+        "resumed",
+        "every rank has proven step 4",
+        step=4,
+        source="store",
+        lost_steps=None,
+        lost_at_least=3,
+        epoch=1000,
+    )
+    text = " ".join(machine.run("explain").stdout.split())
+    assert "Recovery 2: resumed with step 4 from store in" in text
+    assert text.count("nobody knows how many completed steps are lost (at least 3)") == 1
+    assert "2 recovered, nobody knows how many completed steps are lost (at least 4)" in text
+    assert "Productive is at most that: once nobody knew how many completed steps were lost" in text
+    [run] = machine.json("explain", "--job", "demo")["runs"]
+    assert (run["lost_steps"], run["lost_at_least"]) == (None, 4)
+    assert [(r["lost_steps"], r["lost_at_least"]) for r in run["recoveries"]] == [(1, 1), (None, 3)]
+    assert run["account"]["unknown_losses"] == 1
+
+
 def test_the_document_keeps_its_shape(machine: Any) -> None:
     tell(machine, "demo")
     document = machine.json("explain", "--job", "demo")
     assert set(document) == {"job", "journal", "runs"} and document["job"] == "demo"
     [run] = document["runs"]
-    assert set(run) == {"events", "recoveries", "end", "ended_well", "lost_steps", "account"}
+    parts = {"events", "recoveries", "end", "ended_well", "lost_steps", "lost_at_least", "account"}
+    assert set(run) == parts
     assert (len(run["events"]), run["end"], run["ended_well"], run["lost_steps"]) == (
         11,
         None,
@@ -163,6 +186,7 @@ def test_the_document_keeps_its_shape(machine: Any) -> None:
         "refused",
         "setbacks",
         "evidence",
+        "lost_at_least",
     }
     assert [s["name"] for s in recovery["stages"]] == [
         "noticed",
@@ -177,7 +201,12 @@ def test_the_document_keeps_its_shape(machine: Any) -> None:
     assert recovery["took_ns"] == sum(s["took_ns"] for s in recovery["stages"])
     spent = run["account"]
     parts = ("productive", "stalled", "redone", "detecting", "recovering", "starting", "idle")
-    assert set(spent) == {"wall_ns", "goodput_ratio", *(f"{part}_ns" for part in parts)}
+    assert set(spent) == {
+        "wall_ns",
+        "goodput_ratio",
+        "unknown_losses",
+        *(f"{part}_ns" for part in parts),
+    }
     assert sum(spent[f"{part}_ns"] for part in parts) == spent["wall_ns"] > 0
 
 

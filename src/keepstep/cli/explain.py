@@ -3,9 +3,10 @@ went.
 
 As JSON: {"job", "journal", "runs": [run, ...]}, only the last run unless --all. A run is a
 `dashboard.timeline.JobRun` field by field: {"events", "recoveries", "end", "ended_well",
-"lost_steps"}, and "account", a `core.economics.goodput.Account`; an event is a line of the journal;
-a recovery is {"outcome", "step", "source", "lost_steps", "took_ns", "stages": [{"link", "name",
-"event", "took_ns", "who"}, ...], "refused", "setbacks", "evidence"}.
+"lost_steps", "lost_at_least"}, and "account", a `core.economics.goodput.Account`; an event is a
+line of the journal; a recovery is {"outcome", "step", "source", "lost_steps", "took_ns", "stages":
+[{"link", "name", "event", "took_ns", "who"}, ...], "refused", "setbacks", "evidence",
+"lost_at_least"}. "lost_steps" is null where nobody knows how many; "lost_at_least" are certain.
 """
 
 from __future__ import annotations

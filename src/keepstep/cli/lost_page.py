@@ -32,8 +32,12 @@ larger models reading the state back comes on top ([Performance](performance.md)
 what happens without `with step:` and `keepstep.init_process_group`, under other launchers, and with
 GPUs: [GPUs](gpu.md).
 
-With none of the copies left and no store a job begins anew only if it is told to (`--fresh`) where
-memory of other ranks still holds a state of it; the sentence on stderr says which.
+With none of the copies of a rank's state left, and no store or an empty one, a job begins anew by
+itself, also where memory holds other ranks' states: equal replicas do not stand in for each other,
+with `share_replicas` either. It refuses, and says what to do, where memory holds the state of
+another number of ranks, where the store cannot be read or none of its checkpoints can be used, and
+where states are in doubt or replicas differ; `--fresh` begins anew then, too. The sentence on
+stderr says which.
 """
 STAYS = "0.1 s where a process stands by; 2 s where none does; 4.4 s all anew"
 NOTHING = "no time"

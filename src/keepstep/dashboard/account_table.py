@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from keepstep.core.economics.goodput import Account
@@ -42,7 +42,16 @@ def account_table(spent: Account) -> RenderableType:
             label = Text(name, style=COLOURS.get(name, ""))
             made.add_row(label, human_span(ns), f"{tenths / 10:.1f} %", PARTS[name])
     made.add_row("in all", human_span(spent.wall_ns), "100.0 %", "", style="bold")
-    return made
+    doubt = unknown_losses_words(spent.unknown_losses)
+    return Group(made, Text(doubt, style="yellow")) if doubt else made
+
+
+def unknown_losses_words(count: int) -> str:
+    """What the account cannot tell; empty when there is nothing."""
+    if not count:
+        return ""
+    often = "once" if count == 1 else f"{count} times"
+    return f"Productive is at most that: {often} nobody knew how many completed steps were lost"
 
 
 def shares(amounts: Sequence[int], whole: int) -> list[int]:

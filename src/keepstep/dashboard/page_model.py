@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keepstep.core.economics.goodput import Account
-from keepstep.dashboard.account_table import PARTS
+from keepstep.dashboard.account_table import PARTS, unknown_losses_words
 from keepstep.dashboard.ages import clock
 from keepstep.dashboard.collective_profiles import NetworkView, network_words
 from keepstep.dashboard.moment import Moment
@@ -340,6 +340,7 @@ def _account(spent: Account | None) -> dict[str, Any] | None:
         "goodput": round(spent.goodput_ratio, 4),
         "parts": {name: ns // MS_NS for name, ns in spent.parts().items()},
         "what": PARTS,
+        "doubt": unknown_losses_words(spent.unknown_losses),
     }
 
 

@@ -24,6 +24,7 @@ from keepstep.dashboard.timeline import (
     is_trouble,
 )
 from keepstep.model.events import Event
+from keepstep.model.loss import loss_words
 from keepstep.model.topology import NoRedundancy
 from keepstep.model.units import S_NS, human_bytes, human_ns
 
@@ -79,7 +80,7 @@ def run_outcome(run: JobRun) -> str:
         return "no failure"
     recovered = sum(recovery.outcome == "resumed" for recovery in run.recoveries)
     failures = count(len(run.recoveries), "failure")
-    return f"{failures}, {recovered} recovered, {lost(run.lost_steps)}"
+    return f"{failures}, {recovered} recovered, {loss_words(run.lost_steps, run.lost_at_least)}"
 
 
 def run_end(run: JobRun, is_alive: bool | None = None) -> Said:
@@ -102,7 +103,8 @@ def recovery_title(number: int, recovery: RecoveryChain) -> Said:
         source = f"step {recovery.step} from {recovery.source}"
         if recovery.source == "fresh":
             source = "a fresh start"
-        words = f"resumed with {source} in {took}, {lost(recovery.lost_steps or 0)}"
+        lost = loss_words(recovery.lost_steps, recovery.lost_at_least)
+        words = f"resumed with {source} in {took}, {lost}"
         return Said(f"Recovery {number}: {words}", "good")
     if recovery.outcome == "ended":
         return Said(f"Failure {number}: the job ended {took} later", "bad")
@@ -136,11 +138,6 @@ def remarks(recovery: RecoveryChain) -> Iterator[tuple[str, str]]:
 def short(why: str, most: int = MAX_SENTENCE_CHARACTERS) -> str:
     """For a line; the log has the whole sentence."""
     return why if len(why) <= most else f"{why[: most - 3]}..."
-
-
-def lost(steps: int) -> str:
-    """`1 completed step lost`."""
-    return f"{count(steps, 'completed step')} lost"
 
 
 def lines(events: Sequence[Event]) -> Iterator[ScreenLine]:

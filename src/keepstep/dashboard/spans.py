@@ -57,6 +57,7 @@ def _spans(job: str, number: int, recovery: RecoveryChain) -> Iterator[IncidentS
         ("step", recovery.step),
         ("source", recovery.source),
         ("lost_steps", recovery.lost_steps),
+        ("lost_at_least", recovery.lost_at_least if recovery.lost_steps is None else None),
     ):
         if value is not None:
             attributes[f"keepstep.{name}"] = value

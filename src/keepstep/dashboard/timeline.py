@@ -23,6 +23,7 @@ from keepstep.core.economics.journal_kinds import (
     ends_training,
     is_about,
     is_failure,
+    loss_of,
     number,
 )
 from keepstep.model.events import Event
@@ -106,6 +107,7 @@ class RecoveryChain:
     """From the first sign of a failure to the next completed step.
 
     outcome: resumed, ended or pending.
+    lost_steps: None: nobody knows, or it is not resumed; `lost_at_least` says what is certain then.
     took_ns: without the time in which nobody had started the job, `away_ns`.
     refused: sources of state that were tried and not used. setbacks: what failed meanwhile.
     evidence: the failures on which a finding about the program or the hardware rests.
@@ -120,6 +122,7 @@ class RecoveryChain:
     refused: tuple[str, ...]
     setbacks: tuple[str, ...]
     evidence: tuple[str, ...] = ()
+    lost_at_least: int = 0
 
     @property
     def away_ns(self) -> int:
@@ -129,13 +132,15 @@ class RecoveryChain:
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """One run of a job. `end`: why it is over, None while it goes on."""
+    """One run of a job. `end`: why it is over, None while it goes on. `lost_steps`: None: nobody
+    knows how many in all; `lost_at_least` says what is certain."""
 
     events: tuple[Event, ...]
     recoveries: tuple[RecoveryChain, ...]
     end: str | None
     ended_well: bool | None
-    lost_steps: int
+    lost_steps: int | None
+    lost_at_least: int = 0
 
 
 def between_ns(earlier: Event, later: Event) -> int:
@@ -200,13 +205,15 @@ def _run(events: Sequence[Event]) -> JobRun:
         (e for e in reversed(events) if e.kind in BACK | {"job-over", "keeper-started"}), None
     )
     end = last if last and last.kind == "job-over" else None
-    lost = sum(r.lost_steps or 0 for r in recoveries)
+    is_known = all(r.lost_steps is not None for r in recoveries if r.outcome == "resumed")
+    lost = sum(r.lost_at_least for r in recoveries)
     return JobRun(
         events=tuple(events),
         recoveries=recoveries,
         end=end.why if end else None,
         ended_well=bool(end.data.get("ok")) if end else None,
-        lost_steps=lost,
+        lost_steps=lost if is_known else None,
+        lost_at_least=lost,
     )
 
 
@@ -280,16 +287,18 @@ def _recovery(
         ),
         len(way),
     )
+    lost = loss_of(closer) if closer else (None, 0)
     return RecoveryChain(
         outcome="resumed" if closer else "ended" if over else "pending",
         step=number(closer.data.get("step")) if closer else None,
         source=closer.data.get("source") if closer else None,
-        lost_steps=number(closer.data.get("lost_steps")) if closer else None,
+        lost_steps=lost[0],
         took_ns=sum(stage.took_ns for stage in stages if stage.link != AWAY),
         stages=stages,
         refused=tuple(e.why for e in way if e.kind in REFUSED),
         setbacks=tuple(e.why for e in way[back:] if is_failure(e)),
         evidence=_evidence(way),
+        lost_at_least=lost[1],
     )
 
 

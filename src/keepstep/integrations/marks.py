@@ -36,10 +36,11 @@ log = logging.getLogger("keepstep")
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """`step`: the one it went on from. `text`: what happened, and from where it went on."""
+    """`step`: the one it went on from. `lost_steps`: None: nobody knows how many. `text`: what
+    happened, and from where it went on."""
 
     step: int
-    lost_steps: int
+    lost_steps: int | None
     text: str
 
 
@@ -94,7 +95,7 @@ class Marks:
         lost = event.data.get("lost_steps")
         text = "; ".join(filter(None, (self._cause, event.why)))
         self._cause = ""
-        incident = Incident(step, lost if isinstance(lost, int) else 0, text)
+        incident = Incident(step, lost if isinstance(lost, int) else None, text)
         self._thread.submit(self._mark, incident).add_done_callback(_tell_failed)
 
 
@@ -117,13 +118,10 @@ def wandb_mark(run: Any, alerts: bool = False) -> Mark:
     """
 
     def mark(incident: Incident) -> None:
-        run.log(
-            {
-                "keepstep/resumed_step": incident.step,
-                "keepstep/lost_steps": incident.lost_steps,
-                "keepstep/incident": incident.text,
-            }
-        )
+        told = {"keepstep/resumed_step": incident.step, "keepstep/incident": incident.text}
+        if incident.lost_steps is not None:
+            told["keepstep/lost_steps"] = incident.lost_steps
+        run.log(told)
         if alerts:
             run.alert(title="keepstep: the training went on", text=incident.text)
 
@@ -141,7 +139,8 @@ def tensorboard_mark(writer: Any) -> Mark:
     """
 
     def mark(incident: Incident) -> None:
-        writer.add_scalar("keepstep/lost_steps", incident.lost_steps, incident.step)
+        if incident.lost_steps is not None:
+            writer.add_scalar("keepstep/lost_steps", incident.lost_steps, incident.step)
         writer.add_text("keepstep/incident", incident.text, incident.step)
         writer.flush()
 
@@ -159,7 +158,8 @@ def mlflow_mark(mlflow: Any) -> Mark:
     """
 
     def mark(incident: Incident) -> None:
-        mlflow.log_metric("keepstep/lost_steps", incident.lost_steps, step=incident.step)
+        if incident.lost_steps is not None:
+            mlflow.log_metric("keepstep/lost_steps", incident.lost_steps, step=incident.step)
         mlflow.set_tag(f"keepstep.incident.{incident.step}", incident.text)
 
     return mark

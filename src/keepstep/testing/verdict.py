@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from keepstep.core.economics.journal_kinds import loss_of
 from keepstep.core.redundancy.placement import place
 from keepstep.core.redundancy.survival import out_of_reach
 from keepstep.model.events import Event
@@ -309,13 +310,14 @@ def _say(events: Any) -> str:
 def _lost_steps(facts: DrillFacts, before: Event, event: Event) -> int:
     """Steps that every rank had done and that are done again. The keeper that tells them knows of
     no more than the survivors: a lost node's ranks may have been a step behind, which was seen from
-    outside. Epochs count anew when all memory was lost: then a number says too little."""
+    outside. Epochs count anew when all memory was lost: then a number says too little, and so may
+    the keeper's, which is what is certain."""
     done = [
         step for (epoch, _), step in facts.completed.items() if epoch == before.data.get("epoch")
     ]
     epochs = [e.data.get("epoch") for e in facts.events if e.kind == "resumed"]
     if len(done) < max(1, facts.world_size) or epochs.count(before.data.get("epoch")) > 1:
-        return int(event.data["lost_steps"])
+        return loss_of(event)[1]
     return max(0, min(done) - int(event.data["step"]))
 
 

@@ -559,3 +559,19 @@ def test_a_wall_clock_that_is_set_changes_nothing_within_one_boot(hours: list[in
         for e, by_ns in zip(true, set_ns, strict=True)
     ]
     assert account(told) == account(true)
+
+
+def test_a_loss_that_nobody_knows_is_redone_as_far_as_it_is_certain_and_counted() -> None:
+    """Ten steps of 100 ms; after the way back at least three of the five are done again."""
+    back = at(2900, "resumed", step=4, source="store", lost_steps=None, lost_at_least=3, epoch=1000)
+    said = at(2950, "go", step=4, source="store", lost_steps=None, lost_at_least=3, epoch=1000)
+    first = at(3100, "next-step", "rank 0", step=5, duration_ns=100 * MS_NS)
+    events = [*starts(), at(2000, "rank-exited", "agent", rank=1, code=-9), back, said, first]
+    spent = account([*events, at(5000, "job-over", "agent", ok=True)])
+    assert spent.unknown_losses == 1
+    assert 0 < spent.redone_ns <= spent.productive_ns
+    known = [
+        replace(e, data={**e.data, "lost_steps": 3}) if e in (back, said) else e for e in events
+    ]
+    sure = account([*known, at(5000, "job-over", "agent", ok=True)])
+    assert sure == replace(spent, unknown_losses=0)

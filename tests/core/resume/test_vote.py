@@ -602,7 +602,7 @@ def test_a_directory_that_was_never_published_invents_no_completed_steps() -> No
     [offer] = vote.listed(StoreListing([4], unfinished={500: "no manifest"}))
     assert isinstance(offer, Offer) and "500" in offer.why, "it is named all the same"
     [go] = vote.has_loaded(0, offer.number)
-    assert isinstance(go, Go) and go.reached == 4
+    assert isinstance(go, Go) and (go.reached, go.begun) == (4, 500)
 
 
 # -- stamps that are condemned

@@ -282,6 +282,52 @@ def test_lost_steps_are_counted_from_what_all_had_completed(lost: int) -> None:
     assert election.journal.of("resumed")[0].data["lost_steps"] == lost
 
 
+@pytest.mark.parametrize(
+    ("listing", "at_least"),
+    [
+        (StoreListing([4]), 0),
+        (StoreListing([4], damaged={9: "torn"}), 5),
+        (StoreListing([4], unfinished={12: "no manifest"}), 8),
+    ],
+)
+def test_where_nobody_remembers_how_far_the_job_was_nobody_knows_what_is_lost(
+    listing: StoreListing, at_least: int
+) -> None:
+    election = Election(has_store=True)
+    election.join_all()
+    election.leader.store_listed(listing)
+    election.load_all(election.offer.offer)
+    [go] = election.of(TrainingPermitted)
+    assert (go.lost_steps, go.lost_at_least) == (None, at_least)
+    more = f" (at least {at_least})" if at_least else ""
+    assert f"nobody knows how many completed steps are lost{more}, epoch" in go.why
+    [told] = election.journal.of("resumed")
+    assert (told.data["lost_steps"], told.data["lost_at_least"]) == (None, at_least)
+
+
+@pytest.mark.parametrize(("completed", "lost"), [(4, 0), (11, 7), (3, None)])
+def test_ranks_that_have_seen_no_later_step_than_the_store_do_not_know(
+    completed: int, lost: int | None
+) -> None:
+    election = Election(has_store=True)
+    election.join_all(completed_step=completed)
+    election.leader.store_listed(StoreListing([4]))
+    election.load_all(election.offer.offer)
+    assert [go.lost_steps for go in election.of(TrainingPermitted)] == [lost]
+
+
+@pytest.mark.parametrize("begun", [{}, {3: "no manifest"}])
+def test_a_first_start_has_lost_nothing(begun: dict[int, str]) -> None:
+    election = Election(has_store=True)
+    election.join_all()
+    election.leader.store_listed(StoreListing((), unfinished=begun))
+    election.load_all(election.offer.offer)
+    [go] = election.of(TrainingPermitted)
+    assert go.source == "fresh"
+    assert (go.lost_steps, go.lost_at_least) == ((None, 4) if begun else (0, 0))
+    assert ("every rank starts afresh" in go.why) is not bool(begun)
+
+
 def test_a_stamp_after_which_the_program_fails_twice_is_condemned() -> None:
     election = Election()
     for life in (1, 2, 3):

@@ -58,7 +58,7 @@ class Hearer:
     def offered(self, offer: StateOffered) -> None:
         self.heard.append(offer)
 
-    def permitted(self, epoch: int, offer: int, lost_steps: int) -> None:
+    def permitted(self, epoch: int, offer: int, loss: str) -> None:
         self.heard.append((epoch, offer))
 
     def refused(self, why: str, is_final: bool = False) -> None:

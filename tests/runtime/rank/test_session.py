@@ -651,7 +651,7 @@ def trained_with_checkpoints(settings: Settings, store: Path) -> None:
     assert [c.step for c in Store(store).list_checkpoints().checkpoints] == [11, 4]
 
 
-def test_falling_back_to_an_older_checkpoint_is_told_as_lost_steps(
+def test_falling_back_to_an_older_checkpoint_has_lost_the_steps_to_the_newer_one_at_least(
     settings: Settings, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
@@ -661,7 +661,9 @@ def test_falling_back_to_an_older_checkpoint_is_told_as_lost_steps(
     job = keepstep.protect({**settings, "store": str(store)}, **training.stateful)
     assert job.step == 4 and digest_restored(training, job) == undisturbed(5)
     journal = read_journal(Path(settings["state_dir"]) / "j" / "journal.jsonl")
-    assert [e.data["lost_steps"] for e in journal if e.kind == "resumed"][-1] == 7
+    last = [e for e in journal if e.kind == "resumed"][-1]
+    assert (last.data["lost_steps"], last.data["lost_at_least"]) == (None, 7)
+    assert "nobody knows how many completed steps are lost (at least 7)" in last.why
     job.close(ok=False)
 
 

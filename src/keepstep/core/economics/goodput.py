@@ -24,6 +24,9 @@ What a journal does not tell, and on which side the account errs:
 * when a silent fault happened: `detecting` is as long as the event that noticed it says
   (`stalled_ns`), or as the suspicion before it; a death that the kernel tells of counts as noticed
   at once. What is missing is in `productive`.
+* how many completed steps were lost where nobody knew how far the job had come (`unknown_losses`
+  says how often): those that are known are redone, the others are in `productive`, which is then
+  at most so long.
 * how long each step took: a step done again is charged at the mean of the steps of that run (its
   last one, when no mean is known).
 * the step that a fault cut off: it is in `productive`; less than one step a fault.
@@ -52,6 +55,7 @@ from keepstep.core.economics.journal_kinds import (
     cause_of,
     ends_training,
     is_about,
+    loss_of,
     number,
     silence_ns,
 )
@@ -85,7 +89,8 @@ class StepTempo:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """`goodput_ratio` is productive time by all time, None before there is any."""
+    """`goodput_ratio` is productive time by all time, None before there is any. `unknown_losses`:
+    how often nobody knew how many completed steps are done again."""
 
     wall_ns: int
     productive_ns: int
@@ -96,6 +101,7 @@ class Account:
     starting_ns: int
     idle_ns: int
     goodput_ratio: float | None
+    unknown_losses: int = 0
 
     def parts(self) -> dict[str, int]:
         """Part by part, as the table above names them; their sum is `wall_ns`."""
@@ -192,6 +198,7 @@ class Ledger:
         self._trainings: list[_Training] = []
         self._epoch: int | None = None  # of the newest leave to train
         self._high_step = -1
+        self._unknown_losses = 0
         self._incidents: list[_Incident] = []
         self._absence = Absence()
         self._suspected_ns: int | None = None
@@ -301,7 +308,8 @@ class Ledger:
             TimePart.RECOVERING if self._part is TimePart.RECOVERING else TimePart.STARTING
         )
         self._turn(TimePart.TRAINING, at_ns)
-        step, lost = number(event.data.get("step")), number(event.data.get("lost_steps")) or 0
+        step, (known, lost) = number(event.data.get("step")), loss_of(event)
+        self._unknown_losses += known is None and is_new
         if step is not None:
             self._high_step = max(self._high_step, step + lost)
             self._trainings[-1].base_step, self._trainings[-1].high_step = step, self._high_step
@@ -406,6 +414,7 @@ class Ledger:
             starting_ns=spent_ns[TimePart.STARTING],
             idle_ns=spent_ns[TimePart.IDLE],
             goodput_ratio=productive_ns / wall_ns if wall_ns else None,
+            unknown_losses=self._unknown_losses,
         )
 
     def _away_ns(self, end_ns: int) -> int:

@@ -68,5 +68,12 @@ def silence_ns(event: Event) -> int:
     return max(0, number(event.data.get("stalled_ns")) or 0)
 
 
+def loss_of(back: Event) -> tuple[int | None, int]:
+    """Of a permission to train: completed steps that are done again, None where nobody knows; and
+    how many for certain."""
+    lost = number(back.data.get("lost_steps"))
+    return lost, number(back.data.get("lost_at_least")) or 0 if lost is None else lost
+
+
 def number(value: object) -> int | None:
     return value if isinstance(value, int) else None

@@ -103,13 +103,15 @@ class Doubted:
 @dataclass(frozen=True, slots=True)
 class Go:
     """Everybody has proven the same state: train on, in this epoch. `reached`: a step that the job
-    had completed, as the store tells; -1 when it was not asked. `doubted`: what was left out
-    because a rank doubts it."""
+    had completed, as the store tells; -1 when it was not asked. `begun`: the same by the names of
+    checkpoints that were never finished, too. `doubted`: what was left out because a rank doubts
+    it."""
 
     epoch: int
     offer: Offer
     reached: int = -1
     doubted: Doubted | None = None
+    begun: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +251,8 @@ class Vote:
             return self._permit_late()
         self.epoch = _epoch_after(self.epoch, offer.source)
         reached = max((*(self.checkpoints or ()), *self._lost()), default=-1)
-        self.permitted = Go(self.epoch, offer, reached, self._doubted())
+        begun = max((reached, *self.listing.unfinished))
+        self.permitted = Go(self.epoch, offer, reached, self._doubted(), begun)
         self._look_anew()
         self.ballots.clear()
         self.loaded.clear()

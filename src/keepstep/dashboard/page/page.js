@@ -438,7 +438,7 @@ function start() {
     }
     const whole = Math.max(1, spent.wall_ms);
     const words = `Goodput ${(100 * spent.goodput).toFixed(2)} % of ${span(spent.wall_ms)}.`;
-    put(at("account-words"), words);
+    put(at("account-words"), spent.doubt ? `${words} ${spent.doubt}.` : words);
     const parts = Object.entries(spent.parts).filter(([, ms]) => ms > 0);
     const bar = at("account-bar");
     while (bar.children.length > parts.length) bar.lastChild.remove();

@@ -38,7 +38,8 @@ class Reading:
     slow, how much of a step it needs beyond its peers; `slow_links`: of each that is slow its side,
     its nodes and how many times slower it is; `damaged_counts`: by node, messages and blocks;
     `parts`: of the machine, None: nobody has probed them. `unknown`: what nobody can tell, but for
-    parts: of what, and the word for why."""
+    parts: of what, and the word for why. `unknown_losses`: how often nobody knew how many completed
+    steps were lost."""
 
     job: str
     ranks: Mapping[int, tuple[bool, RankStatus | None]]
@@ -56,6 +57,7 @@ class Reading:
     damaged_counts: Mapping[int, int] = field(default_factory=dict)
     parts: PartsReport | None = None
     unknown: tuple[tuple[str, str], ...] = ()
+    unknown_losses: int = 0
 
 
 class Exposition:
@@ -130,6 +132,11 @@ def _families(r: Reading) -> Iterator[Metric]:
         spent_s,
     )
     yield from _of_recoveries(r.recoveries)
+    yield _one(
+        "keepstep_unknown_losses_total",
+        "How often all trained on and nobody knew how many completed steps were lost.",
+        r.unknown_losses,
+    )
     yield from _of_other_places(r)
     if r.interleaved is not None:
         yield from _of_interleaving(r.interleaved)
@@ -185,7 +192,7 @@ def _of_recoveries(recoveries: tuple[tuple[str, int, int], ...]) -> Iterator[Met
     )
     yield _one(
         "keepstep_lost_steps_total",
-        "Completed steps that were lost and done again.",
+        "Completed steps that were lost and done again, as far as they are known.",
         sum(lost for _, _, lost in recoveries),
     )
     took_s = [ns / S_NS for _, ns, _ in recoveries]

@@ -21,15 +21,15 @@ def protected_line(job: str, protected: Protected, memory: str) -> str:
     )
 
 
-def position_line(resumed: StateOffered | None, lost_steps: int) -> str:
-    """Where it begins, and why there. `lost_steps`: completed before, and to be done again."""
-    lost = f"{lost_steps or 'no'} completed step{'s' if lost_steps > 1 else ''} lost"
+def position_line(resumed: StateOffered | None, loss: str) -> str:
+    """Where it begins, and why there. `loss`: the completed steps that are to be done again, in
+    words; empty for none."""
     if resumed is None or resumed.source == "fresh":
         why = "" if resumed is None else f": {resumed.why}"
-        return f"begins at step 0{why}{f'; {lost}' if lost_steps else ''}"
+        return f"begins at step 0{why}{f'; {loss}' if loss else ''}"
     return (
-        f"goes on with the run before: resumed step {resumed.step} from {resumed.source}, {lost}: "
-        f"{resumed.why}"
+        f"goes on with the run before: resumed step {resumed.step} from {resumed.source}, "
+        f"{loss or 'no completed step lost'}: {resumed.why}"
     )
 
 

@@ -50,15 +50,17 @@ class JoinVote:
 @dataclass(frozen=True, slots=True)
 class TrainingPermitted:
     """All ranks have proven the state that was offered under this number: train on from `stamp`, in
-    this epoch. `lost_steps` were completed and are done again."""
+    this epoch. `lost_steps` were completed and are done again; None: nobody knows how far the job
+    had come, and `lost_at_least` says what is certain."""
 
     KIND: ClassVar[str] = "go"
     epoch: Count
     offer: Count
     source: StateSource
     stamp: Stamp
-    lost_steps: Count
+    lost_steps: Count | None
     why: Sentence
+    lost_at_least: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

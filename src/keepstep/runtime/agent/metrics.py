@@ -81,13 +81,14 @@ class Metrics:
         clock = self._clock
         keeper_alive = self._keeper_lives()
         now_ns = self._ledger.axis.place(clock.wall_ns(), clock.monotonic_ns(), clock.boot())
+        account = self._ledger.account(tempos, now_ns)
         return Reading(
             job=self._job,
             ranks=ranks,
             committed_step=self._committed_step(ranks),
             keeper_alive=keeper_alive,
             held_bytes=self._held_bytes(),
-            spent_ns=self._ledger.account(tempos, now_ns).parts(),
+            spent_ns=account.parts(),
             recoveries=tuple(
                 (r.cause, r.took_ns, r.lost_steps) for r in self._ledger.recovered(now_ns)
             ),
@@ -100,6 +101,7 @@ class Metrics:
             damaged_counts=self._links.damaged_counts(),
             parts=self._parts(),
             unknown=tuple(self._unknown(keeper_alive)),
+            unknown_losses=account.unknown_losses,
         )
 
     def _unknown(self, keeper_alive: bool | None) -> Iterator[tuple[str, str]]:

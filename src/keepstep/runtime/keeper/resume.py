@@ -47,7 +47,7 @@ from keepstep.model.shares import RankRun, Share
 from keepstep.model.snapshot import Stamp
 from keepstep.ports import Clock, Journal
 from keepstep.runtime.keeper.left_behind import LeftBehind
-from keepstep.runtime.keeper.vote_leader import VoteHost, VoteLeader, VoteNodes
+from keepstep.runtime.keeper.vote_leader import VoteHost, VoteLeader, VoteNodes, said_of
 
 Then = Callable[[str | None], None]
 
@@ -476,11 +476,4 @@ class Resume:
 
     def _record_go(self, current: MeshVote, go: TrainingPermitted) -> None:
         if not current.nodes.leads:
-            self._journal.record(
-                "go",
-                f"node {LEADER} says: {go.why}",
-                step=go.stamp.step,
-                source=go.source,
-                lost_steps=go.lost_steps,
-                epoch=go.epoch,
-            )
+            self._journal.record("go", f"node {LEADER} says: {go.why}", **said_of(go))

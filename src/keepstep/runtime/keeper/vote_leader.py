@@ -9,7 +9,7 @@ leads next needs nothing but the same questions again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from keepstep.core.numbers.halt import Halts
 from keepstep.core.resume.vote import (
@@ -25,6 +25,7 @@ from keepstep.core.resume.vote import (
 )
 from keepstep.model.checkpoint import StoreListing, StoreRefusal
 from keepstep.model.events import WARNING
+from keepstep.model.loss import loss_words
 from keepstep.model.messages.keeper_rank import (
     HaltOrder,
     HaltWord,
@@ -317,24 +318,47 @@ class VoteLeader:
 
     def _decide_permission(self, go: Go) -> TrainingPermitted:
         stamp, source = go.offer.stamp, go.offer.source
-        reached = max(go.reached, min(self._completed.values(), default=-1))
-        lost = max(0, reached - stamp.step)
+        lost, at_least = self._loss(go)
         why = (
             f"every rank has proven step {stamp.step} from {source}: "
-            f"{counted(lost, 'completed step')} lost, epoch {go.epoch} begins"
+            f"{loss_words(lost, at_least)}, epoch {go.epoch} begins"
         )
         if source == "fresh" and lost == 0:
             why = f"every rank starts afresh: epoch {go.epoch} begins"
-        self._journal.record(
-            "resumed", why, step=stamp.step, source=source, lost_steps=lost, epoch=go.epoch
+        permitted = TrainingPermitted(
+            go.epoch, go.offer.number, cast(StateSource, source), stamp, lost, why, at_least
         )
-        return TrainingPermitted(
-            go.epoch, go.offer.number, cast(StateSource, source), stamp, lost, why
-        )
+        self._journal.record("resumed", why, **said_of(permitted))
+        return permitted
+
+    def _loss(self, go: Go) -> tuple[int | None, int]:
+        """Completed steps that are done again, None where nobody knows; and how many for certain.
+        Ranks' words of how far they had come count unless the store has a later step: then they are
+        of a time before that."""
+        told = min(self._completed.values(), default=-1)
+        if told >= max(go.reached, 0):
+            lost = max(0, told - go.offer.stamp.step)
+            return lost, lost
+        at_least = max(0, go.begun - go.offer.stamp.step)
+        if go.offer.source == "fresh" and not at_least:
+            return 0, 0  # nothing tells of a time before this start
+        return None, at_least
 
     def _begin_epoch(self, permitted: TrainingPermitted) -> None:
         self._completed.clear()
         self._trust.resumed_from(permitted.stamp if permitted.source == "memory" else None)
+
+
+def said_of(permitted: TrainingPermitted) -> dict[str, Any]:
+    """The facts of a permission, for the journal."""
+    told = {"lost_at_least": permitted.lost_at_least} if permitted.lost_steps is None else {}
+    return {
+        "step": permitted.stamp.step,
+        "source": permitted.source,
+        "lost_steps": permitted.lost_steps,
+        **told,
+        "epoch": permitted.epoch,
+    }
 
 
 def _go_of(permitted: TrainingPermitted) -> Go:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from keepstep.errors import KeepstepError
+from keepstep.model.loss import loss_words
 from keepstep.model.mesh import Mesh
 from keepstep.model.messages.keeper_rank import (
     Attach,
@@ -56,8 +57,9 @@ class KeeperHearer(Protocol):
 
     def offered(self, offer: StateOffered) -> None: ...
 
-    def permitted(self, epoch: int, offer: int, lost_steps: int) -> None:
-        """All ranks have proven what was offered under this number."""
+    def permitted(self, epoch: int, offer: int, loss: str) -> None:
+        """All ranks have proven what was offered under this number. `loss`: what has to be done
+        again, in words; empty for nothing."""
 
     def refused(self, why: str, is_final: bool = False) -> None:
         """Nobody may train, and with `is_final` an agent has heard it too; or the keeper does not
@@ -334,10 +336,11 @@ class KeeperClient:
                 if self._loaded != StateLoaded(self._rank, offer):
                     self._loaded = None
                 hearer.offered(message)
-            case TrainingPermitted(epoch=epoch, offer=offer, lost_steps=lost_steps):
+            case TrainingPermitted(epoch=epoch, offer=offer):
                 if self._loaded == StateLoaded(self._rank, offer):
                     self._permitted = message
-                hearer.permitted(epoch, offer, lost_steps)
+                loss = loss_words(message.lost_steps, message.lost_at_least)
+                hearer.permitted(epoch, offer, loss if message.lost_steps != 0 else "")
             case VoteRefused(why=why, is_final=is_final):
                 hearer.refused(why, is_final)
             case NotUnderstood(why=why):

@@ -106,7 +106,7 @@ class Rank:
             options, world.journal, who.rank == 0, self._keeper.persist
         )
         self.resumed: StateOffered | None = None  # what all stand on since the last vote
-        self.lost_steps = 0  # completed, and to be done again, since then
+        self.loss = ""  # the completed steps that are to be done again since then, in words
         self.plan = ""  # the memory for snapshots, in words
         self.stage = Stage.STARTING
         self.error: KeepstepError | None = None
@@ -179,7 +179,7 @@ class Rank:
         if self._resumption is not None:
             self._resumption.delayed(why)
 
-    def permitted(self, epoch: int, offer: int, lost_steps: int) -> None:
+    def permitted(self, epoch: int, offer: int, loss: str) -> None:
         state = self._resumption.permitted(offer) if self._resumption is not None else None
         if state is None:
             return
@@ -190,7 +190,7 @@ class Rank:
         self.step = self.resumed_at = state.step
         self.epoch = epoch
         self.halting.train(epoch)
-        self.resumed, self.lost_steps = state, lost_steps
+        self.resumed, self.loss = state, loss
         self._page.publish(
             epoch=epoch,
             phase=Phase.STARTING,

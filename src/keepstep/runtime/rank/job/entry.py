@@ -84,7 +84,7 @@ def _tell(
     journal: Journal,
 ) -> None:
     journal.record("protected", protected_line(who.job, protected, rank.plan))
-    where = position_line(rank.resumed, rank.lost_steps)
+    where = position_line(rank.resumed, rank.loss)
     journal.record("goes-on", where, step=rank.step)
     unserved = unserved_line(settings.metrics_port, has_agent)
     if unserved:
