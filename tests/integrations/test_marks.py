@@ -134,7 +134,7 @@ INCIDENT = Incident(24, 1, "rank 1 was killed")
 def test_no_tracker_hears_of_a_number_that_nobody_knows() -> None:
     writer, run, flow = Tracker(), Tracker(), Tracker()
     for mark in (tensorboard_mark(writer), wandb_mark(run), mlflow_mark(flow)):
-        mark(Incident(24, None, "nobody knows how many completed steps are lost"))
+        mark(Incident(24, None, "an unknown number of completed steps lost, perhaps none"))
         assert "keepstep/lost_steps" not in str((writer.calls, run.calls, flow.calls))
     assert writer.calls and run.calls and flow.calls
 

@@ -10,5 +10,6 @@ def loss_words(lost_steps: int | None, at_least: int = 0) -> str:
     steps it had, for certain."""
     if lost_steps is not None:
         return f"{counted(lost_steps, 'completed step')} lost"
-    more = f" (at least {at_least})" if at_least else ""
-    return f"nobody knows how many completed steps are lost{more}"
+    if at_least:
+        return f"at least {counted(at_least, 'completed step')} lost"
+    return "an unknown number of completed steps lost, perhaps none"

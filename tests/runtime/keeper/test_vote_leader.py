@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from keepstep.core.resume.vote import ListStore, Trust
 from keepstep.model.checkpoint import StoreListing, StoreRefusal
+from keepstep.model.loss import loss_words
 from keepstep.model.messages.keeper_rank import (
     StateLoaded,
     StateUnusable,
@@ -299,8 +300,7 @@ def test_where_nobody_remembers_how_far_the_job_was_nobody_knows_what_is_lost(
     election.load_all(election.offer.offer)
     [go] = election.of(TrainingPermitted)
     assert (go.lost_steps, go.lost_at_least) == (None, at_least)
-    more = f" (at least {at_least})" if at_least else ""
-    assert f"nobody knows how many completed steps are lost{more}, epoch" in go.why
+    assert f"{loss_words(None, at_least)}, epoch" in go.why
     [told] = election.journal.of("resumed")
     assert (told.data["lost_steps"], told.data["lost_at_least"]) == (None, at_least)
 
