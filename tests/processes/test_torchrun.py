@@ -56,6 +56,53 @@ def test_a_killed_rank_costs_its_launchers_restart(
     assert (resumed.data["source"], resumed.data["lost_steps"]) == ("memory", 0), resumed.why
 
 
+# a rank is killed in the first attempt, and in the second its peer is there long before it
+EARLY = """
+import os, signal, threading, time
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import keepstep
+
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+is_killed = (attempt, rank) == ("0", "1")
+kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
+if is_killed and os.environ["KILLED"] == "during":
+    threading.Timer(1, kill).start()
+if (attempt, rank) in (("0", "0"), ("1", "1")):
+    time.sleep(3)
+torch.manual_seed(0)
+keepstep.init_process_group()
+if is_killed:
+    kill()
+model = DistributedDataParallel(nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+job = keepstep.protect(model=model, optimizer=optimizer)
+for step in job.steps(4):
+    with step:
+        optimizer.zero_grad()
+        model(torch.ones(4, 16)).square().mean().backward()
+        optimizer.step()
+assert attempt == "1", "one kill, one restart"
+"""
+ONE_RESTART = (*TORCHRUN[:-1], "1")
+
+
+@pytest.mark.parametrize("killed", ["during", pytest.param("after", marks=pytest.mark.everyday)])
+def test_a_rank_killed_around_the_start_of_the_groups_costs_one_restart(
+    tmp_path: Path, killed: str
+) -> None:
+    """Though torchrun keeps its store, with the dead rank's address, over restarts."""
+    environ = {"KILLED": killed, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
+    run = ScriptRun(tmp_path, EARLY, "model.state_dict()", 2, -1, ONE_RESTART, environ)
+    try:
+        digests = run.end()
+    finally:
+        run.stop()
+    assert len(set(digests)) == 1, run.told()
+
+
 # torchrun ends the others of a rank that was killed; it does not hear of this one
 ALONE = """
 import os, signal, subprocess, sys

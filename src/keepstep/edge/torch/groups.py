@@ -31,6 +31,7 @@ import torch
 import torch._C._distributed_c10d as c10d  # the options have no public home
 import torch.distributed as dist
 
+from keepstep.edge.torch.attempts import with_own_store
 from keepstep.edge.torch.entered import group_number
 from keepstep.edge.torch.membership import Membership, membership
 from keepstep.edge.torch.transports import Building, GroupLife, ShownBackend, stay_environment
@@ -90,11 +91,11 @@ def init_process_group(**given: Any) -> None:
     register()
     membership.muted = os.environ.get("KEEPSTEP_REJOIN") == "1"
     if device is None:
-        dist.init_process_group(BACKEND, **given)
+        dist.init_process_group(BACKEND, **with_own_store(given))
         return
     stay_environment()
     membership.device = torch.device("cuda", device) if isinstance(device, int) else device
-    dist.init_process_group(BACKEND_WITH_NCCL, **given)
+    dist.init_process_group(BACKEND_WITH_NCCL, **with_own_store(given))
     # Torch has told it to an object that it drops for ours.
     dist.distributed_c10d._get_default_group().bound_device_id = membership.device
 
