@@ -272,6 +272,10 @@ def test_the_others_stay_in_their_process_and_the_end_is_the_same(
         *[True] * (ranks - 2),
     ]
     assert len(run.events("recovered")) == 2 and run.events("refused") == []
+    told = [line.partition("keepstep agent: ")[2] for line in run.log.read_text().splitlines()]
+    told = [line for line in told if "was killed by" in line or "train on after" in line]
+    assert [line.partition(" was")[0] for line in told[::2]] == ["rank 1", "rank 0"], told
+    assert all(line.startswith("all ranks of this node train on") for line in told[1::2]), told
     assert len(run.events("lost-notice")) == 2 * (ranks - 1) == len(run.events("regrouped"))
     assert [e.data["rank"] for e in run.events("rank-respawned")] == [1] * standby
     assert {e.data["code"] for e in run.events("rank-exited")} == {-9, 0}, "nobody else has failed"

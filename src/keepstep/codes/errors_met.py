@@ -76,6 +76,16 @@ MET = (
         do="Remove that directory, or choose another arena_dir.",
         read="security.md#who-can-do-what",
     ),
+    error(
+        "KS2104",
+        "IdentityError",
+        "still at work after their last step",
+        means="keepstep run of this job was killed, its ranks have done all their steps without "
+        "it, and what the program does behind them, an export for one, is not over. A start would "
+        "end these processes, so it is refused.",
+        do="Wait until they have ended, or end them; then the same command begins another run.",
+        read="operations.md#when-a-rank-dies",
+    ),
     # the saved state and the program
     error(
         "KS2200",

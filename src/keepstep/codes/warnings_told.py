@@ -220,9 +220,8 @@ WARNINGS = (
     ),
     warning(
         "KS5202",
-        "ranks-restarted",
-        means="A rank was lost and all run again. The message says why, from where, and how long "
-        "it took.",
+        "anew",
+        means="A rank was lost, and all are started again. The message says why, and from where.",
         do="Nothing; `keepstep explain` tells it in full.",
         read="operations.md#when-a-rank-dies",
     ),
@@ -403,8 +402,8 @@ WARNINGS = (
     warning(
         "KS5227",
         "left-ranks-ended",
-        means="keepstep run of this job was killed earlier, and its ranks trained on without it. "
-        "The same command was started again: it has ended them, and its ranks start from memory.",
+        means="keepstep run of this job was killed earlier, and its processes went on without it. "
+        "The same command has ended them; rank 0 says what its ranks start with.",
         do="Nothing. Find out who killed keepstep run, if it was not you.",
         read="architecture.md#processes",
     ),
@@ -420,8 +419,7 @@ WARNINGS = (
     warning(
         "KS5229",
         "recovered",
-        means="A rank was lost, the others stayed in their process, and all train on. The message "
-        "says why, and how long it took.",
+        means="A rank was lost (KS5231 told why), others stayed, and all train on.",
         do="Nothing; `keepstep explain` tells it in full.",
         read="operations.md#when-a-rank-dies",
     ),
@@ -432,6 +430,13 @@ WARNINGS = (
         "began before the program did: what they were told then is in effect there.",
         do="Give it to `keepstep run`, or set its variable, as the message says.",
         read="configuration.md",
+    ),
+    warning(
+        "KS5231",
+        "plan",
+        means="A rank was lost. A process takes its place, and the others wait in theirs for it.",
+        do="Nothing: KS5229 says when all train on.",
+        read="operations.md#when-a-rank-dies",
     ),
     # ranks that hang, are slow, or compute wrong
     warning(

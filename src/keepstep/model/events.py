@@ -20,7 +20,7 @@ KINDS = {
     # the agent: its job
     "job-started": "an agent begins its part of the job",
     "agent-restarted": "an agent was killed and this one has taken over",
-    "left-ranks-ended": "processes that an earlier run had left were ended: memory has their state",
+    "left-ranks-ended": "processes that an earlier run had left at work were ended",
     "stopping": "the ranks are told to end",
     "job-ended": "the agent has ended, with this exit code",
     "rank-exited": "a rank's process has ended",
@@ -44,7 +44,8 @@ KINDS = {
     "part-well": "a part of the machine that was sick or unknown is well",
     "probes-lost": "the process that probes the machine's parts has ended or is silent",
     "stacks": "the stacks of the ranks' threads are saved, or could not be",
-    "plan": "the ranks that live stay in their process",
+    "plan": "why a way back begins, in which the ranks that live stay in their process",
+    "anew": "why a way back begins, in which all ranks start anew",
     "refused": "a cheaper way to recover is not taken",
     "ranks-restarted": "the ranks of this node run again",
     "rank-respawned": "the process that stood by has become a rank",

@@ -450,7 +450,8 @@ def test_ranks_that_can_stay_do() -> None:
     restarts = started(4)
     action = restarts.handle(RanksExited((Exit(2, KILLED),), S_NS, completed_step=7, able=True))
     fact = "rank 2 was killed by SIGKILL (9) 1.0 s after start"
-    why = f"{fact}; starting what is missing, the others stay in their process (restart 1 of 100)"
+    why = f"{fact}; starting what is missing, the others wait (restart 1 of 100)"
+    assert len(why) <= 120, "it is told in one line"
     assert action == RestartAll(why, fact, Failure(Cause.KILLED, 2, completed_step=7), keep=True)
 
 

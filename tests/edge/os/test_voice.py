@@ -11,9 +11,9 @@ from keepstep.edge.os.voice import log, speak_of_job
 RESTART = [
     ("diagnosis", logging.INFO),
     ("rank-exited", logging.WARNING),
-    ("plan", logging.INFO),
+    ("anew", logging.WARNING),
     ("rank-respawned", logging.INFO),
-    ("ranks-restarted", logging.WARNING),
+    ("ranks-restarted", logging.INFO),
 ]
 
 
@@ -33,11 +33,13 @@ def shown(
     return [record.msg for record in records if handler.filter(record)]
 
 
-def test_a_restart_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shown(monkeypatch, "info", RESTART) == ["ranks-restarted"]
+def test_a_restart_is_one_line_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(monkeypatch, "info", RESTART) == ["anew"]
     assert shown(monkeypatch, "debug", RESTART) == [kind for kind, _ in RESTART]
-    stayed = [*RESTART[:-1], ("ranks-restarted", logging.INFO), ("recovered", logging.WARNING)]
-    assert shown(monkeypatch, "info", stayed) == ["recovered"]
+    stayed = [("plan", logging.WARNING), *RESTART[3:], ("recovered", logging.WARNING)]
+    assert shown(monkeypatch, "info", stayed) == ["plan", "recovered"]
+    awaiting = [("nodes-awaited", logging.WARNING), ("anew", logging.INFO)]
+    assert shown(monkeypatch, "info", awaiting) == ["nodes-awaited"]
 
 
 def test_who_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
+from keepstep.codes import BY_NUMBER
 from keepstep.config import Config, resolve
 from keepstep.core.detection.deadlines import derive
 from keepstep.edge.os.journal import FileJournal, read_journal
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.signals import Signals
-from keepstep.errors import ConfigError
-from keepstep.model.events import WARNING
-from keepstep.model.launch import Launch, Predecessor
+from keepstep.errors import ConfigError, IdentityError
+from keepstep.model.events import INFO, WARNING
+from keepstep.model.launch import RANK_OF, Launch, Predecessor
 from keepstep.ports import Box
 from keepstep.runtime.agent import process
 from keepstep.runtime.agent.supervisor import PREDECESSOR, REPORT
@@ -140,7 +141,7 @@ def test_only_who_follows_an_agent_whose_ranks_had_ended_well_has_nothing_to_do(
     settings = resolve(config(tmp_path), {}, "j")
     with closing(FileJournal(settings.journal_path, "keeper")) as journal:
         for kind, data in over:
-            journal.record(kind, "why", **data)
+            journal.record(kind, "why", INFO, **data)
     monkeypatch.setattr(process, "_run", lambda *_: 7)
     with open(tmp_path / "report", "w+b") as report:
         environ = {REPORT: str(report.fileno())} | ({PREDECESSOR: "12:3:15"} if follows else {})
@@ -150,6 +151,54 @@ def test_only_who_follows_an_agent_whose_ranks_had_ended_well_has_nothing_to_do(
     ended = [e.data for e in read_journal(settings.journal_path) if e.kind == "job-ended"]
     assert ended == ([] if begins else [{"ok": True}])
     assert said[8:] == (b"" if begins else bytes(8)), "the supervisor ends with 0, too"
+
+
+OVER: tuple[str, dict[str, object]] = ("job-over", {"ok": True})
+ENDED: tuple[str, dict[str, object]] = ("job-ended", {"ok": True})
+JOINED: tuple[str, dict[str, object]] = ("rank-joined", {})  # the process that is left
+
+
+@pytest.mark.parametrize(
+    ("told", "refused"),
+    [
+        ([STARTED, JOINED, OVER], True),
+        ([STARTED, JOINED, OVER, ENDED], True),  # by the agent that came too late
+        ([STARTED, JOINED, ENDED, OVER], False),  # ranks were waited for: it is something else
+        ([STARTED, JOINED, ("job-over", {"ok": False})], False),
+        ([STARTED, JOINED, OVER, ("job-started", {"pid": 13})], False),
+        ([STARTED, JOINED], False),
+        ([STARTED, OVER], False),  # what stood by to become a rank, say
+    ],
+)
+def test_a_start_does_not_end_what_is_still_at_work_after_a_good_end(
+    told: list[tuple[str, dict[str, object]]],
+    refused: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An export, say. Of ranks that train on there must not be two lives."""
+    settings = resolve(config(tmp_path), {}, "j")
+    monkeypatch.setattr(process, "_run", lambda *_: 7)
+    marks = {RANK_OF: str(settings.job_dir)}
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, **marks}) as left:
+        with closing(FileJournal(settings.journal_path, "keeper")) as journal:
+            for kind, data in told:
+                found = {"pid": left.pid} if kind == "rank-joined" else dict(data)
+                journal.record(kind, "why", INFO, **found)
+        try:
+            if refused:
+                with pytest.raises(IdentityError, match=f"ended well.*kill {left.pid}") as error:
+                    process.supervise(LAUNCH, config(tmp_path), {})
+                assert error.value.code is BY_NUMBER["KS2104"]
+                assert left.poll() is None and not settings.job_dir.exists()
+            else:
+                assert process.supervise(LAUNCH, config(tmp_path), {}) == 7
+                assert left.wait(20) == -signal.SIGKILL
+        finally:
+            left.kill()
+    kind = "left-ranks-ended"
+    said = [event.why for event in read_journal(settings.journal_path) if event.kind == kind]
+    assert len(said) == (not refused) and not any("start from memory" in why for why in said)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="making another user's file needs root")

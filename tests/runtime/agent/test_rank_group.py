@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keepstep.model.events import WARNING
 from keepstep.model.launch import REJOIN, RankAssignment
 from keepstep.model.messages.agent_rank import (
     BecomeRank,
@@ -189,6 +190,31 @@ def regrouping(node: Node) -> None:
     node.connect(1)
 
 
+def warnings(node: Node) -> list[str]:
+    journal = node.room.journal
+    told = zip(journal.events, journal.levels, strict=True)
+    return [event.kind for event, level in told if level >= WARNING]
+
+
+@pytest.mark.parametrize(("action", "kind"), [(KEEP, "plan"), (ANEW, "anew")])
+def test_what_has_happened_is_told_at_once_and_not_again(
+    node: Node, action: RestartAll, kind: str
+) -> None:
+    """A program may load for minutes before it protects anything."""
+    node.connect(0)
+    node.processes.end((1, -9))
+    node.restart(action)
+    [told] = node.room.journal.of(kind)
+    assert told.why == action.why and warnings(node) == [kind]
+    node.enter(1, keep=action.keep)
+    assert warnings(node) == [kind]
+
+
+def test_who_waits_for_nodes_is_not_told_why_twice(node: Node) -> None:
+    node.restart(replace(ANEW, least=2))
+    assert node.room.journal.of("anew") and warnings(node) == []
+
+
 def test_when_all_are_together_again_that_is_told_once(node: Node) -> None:
     regrouping(node)
     for rank in (0, 1):
@@ -196,9 +222,8 @@ def test_when_all_are_together_again_that_is_told_once(node: Node) -> None:
         node.boxes[rank].says(Regrouped(rank))
     [told] = node.room.journal.of("recovered")
     assert told.data["attempt"] == 1
-    [restarted] = node.room.journal.of("ranks-restarted")
-    began = restarted.why.partition("; all started again")[0]
-    assert told.why.startswith(f"{began}; all ranks of this node train on after ")
+    assert told.why.startswith("all ranks of this node train on after ")
+    assert warnings(node) == ["plan", "recovered"]
     node.room.time.pass_ns(2 * node.room.options.deadlines.regroup_ns)
     assert node.late == []
 

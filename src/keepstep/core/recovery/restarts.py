@@ -263,7 +263,7 @@ class Restarts:
         )
         keep = not why_not_keep
         plan = (
-            "starting what is missing, the others stay in their process"
+            "starting what is missing, the others wait"
             if keep
             else f"restarting {every(self.world_size, 'rank')}{_from_memory(failure)}"
         )

@@ -37,7 +37,7 @@ def end_orphans(marks: Mapping[str, str], place: Path | None = None) -> list[int
     place: a directory; only who finds the same one under that path is meant."""
     ended: list[int] = []
     deadline_ns = time.monotonic_ns() + END_WITHIN_NS
-    while found := _marked(marks, place):
+    while found := find_orphans(marks, place):
         for pid in found:
             if _end(pid):
                 ended.append(pid)
@@ -46,7 +46,8 @@ def end_orphans(marks: Mapping[str, str], place: Path | None = None) -> list[int
     return sorted(set(ended))
 
 
-def _marked(marks: Mapping[str, str], place: Path | None) -> list[int]:
+def find_orphans(marks: Mapping[str, str], place: Path | None = None) -> list[int]:
+    """The processes that `end_orphans` would end."""
     wanted = {f"{name}={value}".encode() for name, value in marks.items()}
     spared = _with_ancestors(os.getpid())
     return [

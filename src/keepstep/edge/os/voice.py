@@ -19,9 +19,10 @@ LEVELS = {
 }
 # Kinds of event that a person wants to know of in a training that goes well: three lines.
 SPOKEN = {"protected", "goes-on", "summary"}
-# Steps of a recovery, which one warning tells of as one: `recovered` where ranks stayed in their
-# process, else `ranks-restarted`; or, when there is neither, `job-ended`.
-REPEATED = {"rank-exited", "diagnosis", "plan", "rank-respawned", "ranks-restarted"}
+# Steps of a recovery: what has happened and what is done about it is one warning, at once (`plan`
+# where ranks stay in their process, else `anew`; or, when there is neither, `job-ended`), and
+# `recovered` says when those that stayed train on.
+REPEATED = {"rank-exited", "diagnosis", "anew", "rank-respawned", "ranks-restarted"}
 
 log = logging.getLogger("keepstep")
 

@@ -32,7 +32,7 @@ from keepstep.core.recovery.rendezvous import (
 )
 from keepstep.errors import ConfigError, KeepstepError, MeetingError
 from keepstep.model.attempts import Opening, Verdict
-from keepstep.model.events import WARNING
+from keepstep.model.events import DEBUG, WARNING
 from keepstep.model.launch import Launch, RankAssignment
 from keepstep.model.mesh import Mesh
 from keepstep.model.messages.keeper_rank import Listening
@@ -159,7 +159,7 @@ class Meeting:
         self._standing.judged = (attempt, found)
         if found == verdict:
             why = f"told the other nodes about attempt {attempt}: {verdict.why}"
-            self._world.journal.record(KINDS[verdict.outcome], why, attempt=attempt)
+            self._world.journal.record(KINDS[verdict.outcome], why, DEBUG, attempt=attempt)
 
     async def say_ended_well(self) -> None:
         seat = self._standing.seat

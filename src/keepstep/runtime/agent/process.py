@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ from keepstep.edge.os.job_directory import claim_job_dir, leave_job_dir
 from keepstep.edge.os.journal import FileJournal, JournalTail, read_journal
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.needs import check_needs, unsigned_blocks
-from keepstep.edge.os.orphans import end_orphans
+from keepstep.edge.os.orphans import end_orphans, find_orphans
 from keepstep.edge.os.own_tables import kernel_text, pattern_text
 from keepstep.edge.os.provider import CommandProvider
 from keepstep.edge.os.signals import Signals
@@ -99,11 +99,12 @@ def supervise(
     claim_job_dir(settings.job_dir)
     _be_the_only_one(settings)
     before = predecessor_of(environ)
-    if launch.nodes == 1 and before is not None and _is_over(settings, before.pids):
+    if launch.nodes == 1 and before is not None and _over_unseen(settings)[0] in before.pids:
         _tell_over(settings, environ)
         leave_job_dir(settings.job_dir, LOCK)  # the keeper had removed it, with all that was in it
         return 0
     if before is None:
+        _leave_finished_ranks(settings)
         _end_left_ranks(settings)
     rank_environ = {
         **replace(config, job=settings.job).to_env(),
@@ -139,6 +140,23 @@ def _check_sizes(launch: Launch, settings: Settings) -> None:
             raise ConfigError(f"{sizes}: redundancy {error}") from error
 
 
+def _leave_finished_ranks(settings: Settings) -> None:
+    """Raises IdentityError where ranks of a run that is over are still about what the program does
+    behind its last step: an export is not to be ended by a start."""
+    _, ranks = _over_unseen(settings)
+    marks = {RANK_OF: str(settings.job_dir)}
+    left = ranks and ranks.intersection(find_orphans(marks, settings.job_dir))
+    if not left:
+        return
+    leave_job_dir(settings.job_dir, LOCK)
+    pids = " ".join(map(str, sorted(left)))
+    raise IdentityError(
+        f"job {settings.job}: the earlier run ended well: expected none of its processes, found "
+        f"{len(left)} still at work after their last step: wait until they have ended, or end them "
+        f"(kill {pids}), and start again"
+    )
+
+
 def _end_left_ranks(settings: Settings) -> None:
     """When the supervisor of a run is killed with its agent, the ranks train on. Whoever starts the
     same command again wants this run: two lives of a rank must not be, and the others' keepers
@@ -148,26 +166,31 @@ def _end_left_ranks(settings: Settings) -> None:
         return
     with closing(FileJournal(settings.journal_path, "agent")) as journal:
         why = (
-            f"processes of an earlier run of this job had gone on without an agent ({len(ended)}): "
-            "they are ended, and the ranks start from memory"
+            f"processes of an earlier run of this job were at work without an agent ({len(ended)}):"
+            " they are ended, and memory is asked for what they had done"
         )
         journal.record("left-ranks-ended", why, WARNING, ended=ended)
 
 
-def _is_over(settings: Settings, agent_pids: Sequence[int]) -> bool:
-    """Whether all ranks that the agents before this one had started have ended well while nobody
+def _over_unseen(settings: Settings) -> tuple[int | None, set[int]]:
+    """The last agent and the processes of its ranks, if all of these have ended well while nobody
     looked: then their memory is gone, and to start them again would be to begin anew. A journal
-    that is another user's does not count, nor what it tells of another run: this one's first word
-    may be missing in it."""
-    is_ours = is_over = False
+    that is another user's does not count, nor what it tells of a run whose first word is not
+    there."""
+    agent, is_over = None, False
+    ranks: set[int] = set()
     for event in read_journal(settings.journal_path, os.geteuid()):
         if event.kind == "job-started":
-            is_ours, is_over = event.data.get("pid") in agent_pids, False
+            agent, ranks, is_over = event.data.get("pid"), set(), False
+        elif event.kind == "rank-joined":
+            ranks.add(event.data.get("pid", 0))
         elif event.kind == "resumed":
             is_over = False
         elif event.kind == "job-over":
-            is_over = is_ours and bool(event.data.get("ok"))
-    return is_over
+            is_over = bool(event.data.get("ok"))
+        elif event.kind == "job-ended" and not is_over:
+            agent, ranks = None, set()  # it has seen the end, and waited for them
+    return (agent, ranks) if is_over else (None, set())
 
 
 def _tell_over(settings: Settings, environ: Mapping[str, str]) -> None:

@@ -179,7 +179,7 @@ class RankGroup:
         if restart is not None:  # else this node is new here
             took_ns = self._world.clock.monotonic_ns() - restart.began_ns
             self._costs.regrouped(took_ns)
-            why = f"{restart.why}; all ranks of this node train on after {human_ns(took_ns)}"
+            why = f"all ranks of this node train on after {human_ns(took_ns)}"
             told = {"duration_ns": took_ns, "attempt": self.place.attempt}
             self._world.journal.record("recovered", why, WARNING, **told)
 
@@ -211,6 +211,8 @@ class RankGroup:
         are gone."""
         began_ns = self._world.clock.monotonic_ns()
         self._end_regroup()
+        told = INFO if action.least else WARNING  # that nodes are awaited says it already
+        self._world.journal.record("anew", action.why, told)
         if action.refused and self.place.attempt >= 0:
             why = f"the ranks do not stay in their process: {action.refused}"
             self._world.journal.record("refused", why, DEBUG, rung="regroup", why=action.refused)
@@ -229,7 +231,7 @@ class RankGroup:
         self._server.peer_lost(list(self._world.processes.living.values()), action.fact)
         self._server.regrouped.clear()
         self._restart = _Restart(self._why(action), began_ns, began_ns, kept=True)
-        self._world.journal.record("plan", action.why, rung="regroup")
+        self._world.journal.record("plan", action.why, WARNING, rung="regroup")
 
     def _why(self, action: RestartAll) -> str:
         """What began a way back is told with what came upon it before all trained on."""
@@ -334,7 +336,6 @@ class RankGroup:
         self._world.journal.record(
             "ranks-restarted",
             f"{restart.why}; all started again after {took}",
-            INFO if restart.kept else WARNING,  # a person hears of it when all train on
             attempt=self.place.attempt,
             pids=pids,
             kept=len(self._staying),
