@@ -17,8 +17,9 @@ LEVELS = {
     "info": logging.INFO,
     "debug": logging.DEBUG,
 }
-# Kinds of event that a person wants to know of in a training that goes well: three lines.
-SPOKEN = {"protected", "goes-on", "summary"}
+# Kinds of event that a person wants to know of in a training that goes well: three lines; and what
+# it does when it is told to end, or takes long to.
+SPOKEN = {"protected", "goes-on", "summary", "preempted", "persist-awaited"}
 # Steps of a recovery, which one warning tells of as one: `recovered` where ranks stayed in their
 # process, else `ranks-restarted`; or, when there is neither, `job-ended`.
 REPEATED = {"rank-exited", "diagnosis", "plan", "rank-respawned", "ranks-restarted"}
