@@ -116,6 +116,7 @@ KINDS = {
     "soft-error": "a device has computed wrong for a while",
     "device-ageing": "a device computes wrong more often than chance allows",
     "preempted": "SIGTERM came, and is answered with a checkpoint",
+    "persist-awaited": "somebody waits for a checkpoint, and it takes long",
     "summary": "what capturing has cost a rank",
     "rebalanced": "the micro-batches of a step are shared by how fast ranks are",
     "left-out": "a step's mean gradient is not that of all ranks: some came too late",

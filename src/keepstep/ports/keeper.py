@@ -121,6 +121,10 @@ class ChildConnection(Box, Protocol):
     def computed_ns(self) -> int:
         """How long the process has computed so far: it stays while it waits for something."""
 
+    def hurry(self, is_urgent: bool, /) -> bool:
+        """From now on it computes as others do, also what it is at; or lets them compute first, as
+        from its start. False: that could not be now, and is to be asked for again."""
+
 
 class Persisters(Protocol):
     """How a keeper gets a persister, which may die at any moment."""

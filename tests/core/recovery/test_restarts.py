@@ -62,8 +62,17 @@ def exits(at_s: float, *found: tuple[int, int], step: int | None = None) -> Rank
 def test_a_killed_rank_restarts_all_and_says_why() -> None:
     action = started().handle(exits(12.3, (1, KILLED)))
     fact = "rank 1 was killed by SIGKILL (9) 12.3 s after start"
-    why = f"{fact}; restarting all 2 ranks from memory (restart 1 of 100)"
+    why = f"{fact}; restarting all 2 ranks (restart 1 of 100)"
     assert action == RestartAll(why, fact, Failure(Cause.KILLED, 1), refused=NOT_ABLE)
+
+
+def test_memory_is_promised_from_the_first_step_on() -> None:
+    restarts = started()
+    for step, promised in ((None, False), (4, True), (None, True)):
+        action = restarts.handle(exits(1.0, (1, KILLED), step=step))
+        assert isinstance(action, RestartAll)
+        assert (" from memory" in action.why) == promised
+        restarts.handle(RanksStarted(0))
 
 
 def test_the_error_files_message_is_in_the_sentence() -> None:

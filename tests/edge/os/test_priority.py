@@ -162,6 +162,50 @@ except BlockingIOError:
     assert shown(AS_NOBODY + busy + at_last) == [["ends"]]
 
 
+PLACE = """
+child = os.fork()
+if not child:
+    os.setsid()
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    time.sleep(60)
+def threads():
+    return [int(thread) for thread in os.listdir(f"/proc/{child}/task")]
+while len(threads()) < 2:
+    time.sleep(0.01)
+def show_child():
+    nices = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads()}
+    print(len(threads()), *nices, Path(f"/proc/{child}/autogroup").read_text().split()[-1])
+for nice in (15, 2):
+    end_s = time.monotonic() + 10
+    while time.monotonic() < end_s:
+        try:
+            priority.place_child(child, nice, 2)
+            break
+        except BlockingIOError:
+            time.sleep(0.02)
+    show_child()
+os.kill(child, 9)
+os.waitpid(child, 0)
+priority.place_child(child, 2, 2)
+"""
+IMPORTS = (
+    "import threading, time\nfrom pathlib import Path\nfrom keepstep.edge.os import priority\n"
+)
+
+
+@by_session
+@pytest.mark.skipif(os.geteuid() != 0, reason="taking one's place again needs privilege")
+def test_a_child_is_moved_back_and_forth_with_all_its_threads() -> None:
+    assert shown(IMPORTS + PLACE, nice=5) == [["2", "15", "15"], ["2", "2", "2"]]
+
+
+@by_session
+@another_user
+@one_after_the_other
+def test_without_privilege_a_child_is_moved_as_a_session_and_never_for_good() -> None:
+    assert shown(AS_NOBODY + IMPORTS + PLACE, nice=5) == [["2", "5", "15"], ["2", "5", "2"]]
+
+
 def test_a_thread_gives_way_alone_and_on_top_of_what_its_process_has() -> None:
     found: list[int] = []
 

@@ -17,6 +17,7 @@ from keepstep.model.messages.keeper_agent import (
     MemoryKept,
     MeshKnown,
     PeerDead,
+    StillWriting,
 )
 from keepstep.model.messages.keeper_rank import (
     AreYouThere,
@@ -226,8 +227,16 @@ def test_a_busy_keeper_is_not_waited_for(line: Line) -> None:
     line.end()
     line.room.time.pass_ns(WITHIN_NS)
     assert line.over == 1 and line.room.journal.kinds == ["keeper-busy"]
+    assert line.room.journal.events[-1].why.endswith("goes on by itself: it cleans up")
     line.box.dies()
     assert line.over == 1
+
+
+def test_of_a_keeper_that_writes_on_it_is_told_what_it_writes(line: Line) -> None:
+    line.end()
+    line.box.says(StillWriting("it writes step 3"))
+    line.room.time.pass_ns(WITHIN_NS)
+    assert line.room.journal.events[-1].why.endswith("goes on by itself: it writes step 3")
 
 
 @pytest.mark.parametrize("waits_for", ["nothing", "listening", "mesh", "end"])

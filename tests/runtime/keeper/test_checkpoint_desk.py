@@ -35,6 +35,9 @@ class ActBox(FakeBox):
 
     computed_ns = 0
 
+    def hurry(self, is_urgent: bool, /) -> bool:
+        return True
+
 
 class ActPersisters:
     """See `ports.Persisters`. Every act waits in `box.sent` until the test answers it."""
@@ -209,6 +212,10 @@ def test_the_leader_writes_what_another_node_asks_for() -> None:
     desks.all[LEADER].desk.advance([HELD] * 2, 2, True)
     [(sender, node, body)] = desks.posted
     assert (sender, node, type(body), body.act) == (LEADER, 1, ActOrdered, "survey")
+    assert body.is_urgent, "whoever has no more steps waits"
+    desks.settle()
+    desks.all[1].desk.ask(FakeBox(), 7, "every step", 4, steps_follow=True)
+    desks.settle()
 
 
 def test_while_the_leader_is_gone_a_request_fails_at_once() -> None:

@@ -27,6 +27,10 @@ class Persister:
 
     def __init__(self) -> None:
         self.asked: list[tuple[CheckpointAct, Callable[[ActDone], None]]] = []
+        self.is_urgent = False
+
+    def hurry(self, is_urgent: bool) -> None:
+        self.is_urgent = is_urgent
 
     def ask(self, act: CheckpointAct, answered: Callable[[ActDone], None]) -> None:
         self.asked.append((act, answered))
@@ -185,6 +189,39 @@ def test_what_was_stored_beyond_where_all_go_on_is_written_again(
     room.checkpoints.ask(None, None, "again")
     room.advance()
     assert room.persister.asked[0][0].timeline == (timeline if timeline.epoch == 2 else (1, 0))
+
+
+def test_what_is_under_way_hurries_once_somebody_waits_and_no_longer(room: Room) -> None:
+    def is_urgent() -> bool:
+        room.checkpoints.hurry()
+        return room.persister.is_urgent
+
+    room.seal(3)
+    room.checkpoints.ask(FakeBox(1), 3, "every 3 steps", steps_follow=True)
+    room.advance()
+    assert not is_urgent() and room.persister.asked
+    room.checkpoints.ask(None, None, "SIGTERM")
+    assert is_urgent(), "it comes behind what is under way"
+    room.write()
+    room.seal(4)
+    room.advance()
+    assert is_urgent() and room.persister.asked
+    room.write()
+    assert not is_urgent()
+
+
+def test_a_node_that_follows_hurries_as_its_leader_says(room: Room) -> None:
+    of_two_nodes(room, 1)
+    room.seal(4)
+    for is_urgent in (True, False):
+        room.checkpoints.carry_out("survey", room.stamps[0], 7, lambda *_: None, is_urgent)
+        room.checkpoints.hurry()
+        assert room.persister.is_urgent == is_urgent
+    room.write()
+    room.checkpoints.carry_out("part", room.stamps[0], 7, lambda *_: None, True)
+    room.write()
+    room.checkpoints.hurry()
+    assert not room.persister.is_urgent
 
 
 def of_two_nodes(room: Room, node: int) -> None:

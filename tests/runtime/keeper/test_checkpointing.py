@@ -132,10 +132,10 @@ class Cluster:
         for node, checkpointing in enumerate(self.nodes):
             checkpointing.join_mesh(Mesh(number, node, self.members, "s" * 16), self._order)
 
-    def _order(self, node: int, act: str, stamp: Stamp, attempt: int) -> None:
+    def _order(self, node: int, act: str, stamp: Stamp, attempt: int, is_urgent: bool) -> None:
         def carry() -> None:
             if self.on_order(node, act) is not False:
-                self.nodes[node].carry_out(act, stamp, attempt, answer)
+                self.nodes[node].carry_out(act, stamp, attempt, answer, is_urgent)
 
         def answer(ok: bool, why: str, hung: bool) -> None:
             self.posted.append(lambda: self.nodes[0].answered(node, act, attempt, ok, why, hung))

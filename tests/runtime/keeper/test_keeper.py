@@ -15,7 +15,14 @@ from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, KEEPER_WITH_NODE
 from keepstep.core.wire.messages import KINDS, decode
 from keepstep.edge.shm.slot import ranks_in
 from keepstep.edge.shm.status_page import StatusPage
-from keepstep.model.messages.keeper_agent import FromAgent, JobEnded, RemoveMemory
+from keepstep.model.messages.keeper_agent import (
+    AgentHere,
+    FromAgent,
+    JobEnded,
+    MemoryKept,
+    RemoveMemory,
+    StillWriting,
+)
 from keepstep.model.messages.keeper_rank import (
     Attach,
     BeginMesh,
@@ -268,6 +275,19 @@ def test_who_comes_while_the_last_checkpoint_is_written_goes_on(
     keeper.keeper.gone(box)
     town.pass_time(2 * S_NS)
     assert len(keeper.events("job-over")) == 2 and not keeper.process.alive
+
+
+def test_who_ends_a_job_hears_what_is_still_written_and_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CheckpointDesk, "is_done", False)
+    keeper, agent = in_a_mesh(2, 0, store="/store"), FakeBox(5)
+    keeper.hear(agent, AgentHere(5))
+    keeper.hear(agent, JobEnded(False, "interrupted"))
+    told = agent.last(StillWriting)
+    assert told is not None and agent.last(MemoryKept) is None
+    assert told.why.startswith("it writes the newest step to the store; the memory is kept for ")
+    assert "start the same command again to go on from" in told.why
 
 
 def test_votes_of_ranks_that_are_not_there_are_refused() -> None:

@@ -24,6 +24,12 @@ class FakeBox:
         self.is_dead = False
         self.computed_ns = 0
         self.is_open = True
+        self.placed: list[bool] = []
+        self.is_refused = False
+
+    def hurry(self, is_urgent: bool, /) -> bool:
+        self.placed.append(is_urgent)
+        return not self.is_refused
 
     def send(self, message: Any, /) -> bool:
         if self.is_dead:
@@ -126,3 +132,29 @@ def test_closed_it_answers_nothing(persisters: FakePersisters) -> None:
     client.hear(persisters.started[0], WELL)
     client.gone(persisters.started[0])
     assert heard == [] and not persisters.started[0].is_open
+
+
+def test_it_gives_way_until_somebody_waits_and_is_told_so_until_it_could_be(
+    persisters: FakePersisters,
+) -> None:
+    client = PersisterClient(persisters)
+    client.hurry(True)  # there is none
+    client.start()
+    [box] = persisters.started
+    client.ask(ACT, lambda done: None)
+    client.hurry(False)
+    assert box.placed == [], "it gets ready"
+    client.hear(box, WELL)
+    for _ in range(2):
+        client.hurry(False)
+    assert box.placed == [False]
+    box.is_refused = True
+    client.hurry(True)
+    box.is_refused = False
+    for _ in range(2):
+        client.hurry(True)
+    assert box.placed == [False, True, True]
+    client.gone(box)
+    client.ask(ACT, lambda done: None)
+    client.hurry(True)
+    assert persisters.started[-1].placed == [True]

@@ -40,7 +40,7 @@ from keepstep.model.units import S_NS
 from keepstep.runtime.rank.joining import Joined, Joining
 from keepstep.runtime.rank.rank import ENDED_WITHIN_NS, RELEASE_WITHIN_NS, Rank, Stage
 from keepstep.runtime.rank.regroup import ORDER_WITHIN_NS
-from keepstep.runtime.rank.wanted_checkpoint import AGAIN_NS, TRIES
+from keepstep.runtime.rank.wanted_checkpoint import AGAIN_NS, TOLD_NS, TRIES
 from tests.runtime.fakes import RankRoom
 from tests.runtime.rank.test_bootstrap import FACTS
 from tests.runtime.rank.test_capture import state_after
@@ -612,6 +612,22 @@ def test_only_a_step_that_is_in_memory_no_more_is_not_asked_for_again(
     room.time.pass_ns(AGAIN_NS)
     assert [answer.step for answer in answers] == ([] if asks_again else [step])
     assert len(box.of(WantCheckpoint)) == 1 + asks_again
+    trainee.rank.abandon()
+
+
+@pytest.mark.parametrize("steps_follow", [False, True])
+def test_who_has_no_more_steps_says_what_it_waits_for(tmp_path: Path, steps_follow: bool) -> None:
+    room = RankRoom(tmp_path)
+    room.options = replace(room.options, has_store=True)
+    trainee = Trainee(room).start()
+    for step in (7, 8):
+        trainee.rank.persist(step, "the end of the job", lambda done: None, steps_follow)
+    box = room.keepers.box
+    box.says(CheckpointDone(box.of(WantCheckpoint)[0].ticket, True, 7, "written"))
+    room.time.pass_ns(TOLD_NS)
+    why = "waiting until step 8 is in the store, for 5.00 s so far: the end of the job"
+    told = [event.why for event in room.journal.of("persist-awaited")]
+    assert told == ([] if steps_follow else [why])
     trainee.rank.abandon()
 
 

@@ -265,7 +265,7 @@ class Restarts:
         plan = (
             "starting what is missing, the others wait"
             if keep
-            else f"restarting {every(self.world_size, 'rank')}{_from_memory(failure)}"
+            else f"restarting {every(self.world_size, 'rank')}{self._from_memory(failure)}"
         )
         if wait_ns:
             plan += f" in {human_ns(wait_ns)}: the restarts before this one brought no new step"
@@ -402,6 +402,11 @@ class Restarts:
         why_not = "nobody may train with so few nodes"
         return self._again(_Setback(fact, None, why_not, least=event.least))
 
+    def _from_memory(self, failure: Failure | None) -> str:
+        """Whoever failed before the job's first step has nothing there."""
+        is_early = failure is not None and failure.step is failure.completed_step is None
+        return "" if is_early and self._best_step < 0 else " from memory"
+
     def _notice_progress(self, life_ns: int, completed_step: int | None) -> None:
         """A program that fails again and again at the same place is wrong, and restarting it hides
         that."""
@@ -481,11 +486,3 @@ def _wait_ns(in_vain: int) -> int:
 
 def _seconds(duration_ns: int) -> str:
     return f"{duration_ns / S_NS:.1f} s"
-
-
-def _from_memory(failure: Failure | None) -> str:
-    """A program that failed before its first step has nothing there."""
-    if failure is None or failure.cause is not Cause.CRASH or not failure.error:
-        return " from memory"
-    is_early = failure.step is None and failure.completed_step is None
-    return "" if is_early else " from memory"

@@ -18,10 +18,12 @@ from keepstep.edge.os.computed import computed_ns
 from keepstep.edge.os.lines import LineBox
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.own_modules import module_words
+from keepstep.edge.os.priority import place_child
 from keepstep.ports import Hearer, MessageCodec
 
 PERSISTER_MODULE = "keepstep.runtime.persister.process"  # stands on a persister's command line
 END_WITHIN_S = 1.0
+PERSISTER_NICE = 15  # a checkpoint may take its time, unless somebody waits for it
 
 # a kind of event and a sentence, as `ports.Journal.record` takes them
 Tell = Callable[[str, str], object]
@@ -35,13 +37,17 @@ def persister_command(settings: Settings) -> list[str]:
 class ChildPersisters:
     """See `ports.Persisters`."""
 
-    def __init__(self, loop: Loop, command: Sequence[str], codec: MessageCodec, tell: Tell) -> None:
+    def __init__(
+        self, loop: Loop, command: Sequence[str], codec: MessageCodec, tell: Tell, nice: int = 0
+    ) -> None:
         """command: starts a child, as `persister_command` does. codec: of this end. tell: of
-        children that ended by themselves, and of lines that were no message."""
+        children that ended by themselves, and of lines that were no message. nice: of a child in a
+        hurry; never below what this process began with."""
         self._loop = loop
         self._command = command
         self._codec = codec
         self._tell = tell
+        self._nice = nice
 
     def start(self, hearer: Hearer) -> ChildBox:
         """See `ports.Persisters`."""
@@ -58,7 +64,7 @@ class ChildPersisters:
         finally:
             os.close(requests)
             os.close(answers)
-        box = ChildBox(self._loop, from_child, to_child, child, self._codec, self._tell)
+        box = ChildBox(self._loop, from_child, to_child, child, self._codec, self._tell, self._nice)
         box.begin(hearer)
         return box
 
@@ -74,15 +80,26 @@ class ChildBox(LineBox):
         child: subprocess.Popen[bytes],
         codec: MessageCodec,
         tell: Tell,
+        nice: int,
     ) -> None:
         super().__init__(loop, reads, writes, child.pid, codec, lambda _, why: self._distrust(why))
         self._child = child
         self._tell = tell
+        self._nice = nice
 
     @property
     def computed_ns(self) -> int:
         """See `ports.ChildConnection`."""
         return computed_ns(self.pid)
+
+    def hurry(self, is_urgent: bool, /) -> bool:
+        """See `ports.ChildConnection`."""
+        nice = self._nice if is_urgent else max(self._nice, PERSISTER_NICE)
+        try:
+            place_child(self.pid, nice, self._nice)
+        except BlockingIOError:
+            return False
+        return True
 
     def send(self, message: Any, /) -> bool:
         """See `ports.Box`. False, too, when the child has died and that was not heard yet."""

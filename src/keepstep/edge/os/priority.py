@@ -9,6 +9,7 @@ whatever its threads are. So who leads a session gives it a nice value, too (sch
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -39,6 +40,56 @@ def give_way_in_thread(nice: int) -> None:
     thread = threading.get_native_id()
     now = os.getpriority(os.PRIO_PROCESS, thread)
     os.setpriority(os.PRIO_PROCESS, thread, min(IDLE_NICE, now + nice))
+
+
+def place_child(pid: int, nice: int, least: int) -> None:
+    """Give a child, which leads a session, another place among what computes: by the nice value of
+    that session, and of its threads where this process may take that back to `least`, the most
+    urgent that the child will ever be. Where it may not, and the kernel does not schedule by
+    session, the child keeps the place that it was born with.
+
+    Raises BlockingIOError when the kernel has just let somebody change a session: again later.
+    """
+    if _may_come_back_to(least):
+        for _ in range(2):  # a thread may begin meanwhile, with the nice value of who began it
+            for thread in _threads_of(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.setpriority(os.PRIO_PROCESS, thread, nice)
+    try:
+        Path(f"/proc/{pid}/autogroup").write_text(str(max(nice, 0)))
+    except BlockingIOError:
+        raise
+    except OSError:  # it is gone, or this kernel does not schedule by session, or lets nobody
+        return
+
+
+def _threads_of(pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
+@functools.cache
+def _may_come_back_to(nice: int) -> bool:
+    """Whether this process may lower a nice value to that: tried on a thread that ends, because to
+    be root or to have a capability does not tell (a container's root may not)."""
+    found: list[bool] = []
+
+    def attempt() -> None:
+        thread = threading.get_native_id()
+        now = os.getpriority(os.PRIO_PROCESS, thread)
+        try:
+            os.setpriority(os.PRIO_PROCESS, thread, max(now, min(nice + 1, IDLE_NICE)))
+            os.setpriority(os.PRIO_PROCESS, thread, nice)
+            found.append(now < IDLE_NICE)
+        except PermissionError:
+            found.append(False)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+    return found == [True]
 
 
 @contextlib.contextmanager

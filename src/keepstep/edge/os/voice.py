@@ -17,8 +17,9 @@ LEVELS = {
     "info": logging.INFO,
     "debug": logging.DEBUG,
 }
-# Kinds of event that a person wants to know of in a training that goes well: three lines.
-SPOKEN = {"protected", "goes-on", "summary"}
+# Kinds of event that a person wants to know of in a training that goes well: three lines; and what
+# it does when it is told to end, or takes long to.
+SPOKEN = {"protected", "goes-on", "summary", "preempted", "persist-awaited"}
 # Steps of a recovery: what has happened and what is done about it is one warning, at once (`plan`
 # where ranks stay in their process, else `anew`; or, when there is neither, `job-ended`), and
 # `recovered` says when those that stayed train on.

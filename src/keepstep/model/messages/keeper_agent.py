@@ -81,6 +81,15 @@ class MemoryKept:
     why: Sentence
 
 
+@dataclass(frozen=True, slots=True)
+class StillWriting:
+    """The job is over and failed, and its last checkpoint is being written: `MemoryKept` comes
+    behind it. `why`: what the keeper does meanwhile, and from where the job would go on."""
+
+    KIND: ClassVar[str] = "writing"
+    why: Sentence
+
+
 FromAgent = (
     AgentHere
     | JobEnded
@@ -95,6 +104,7 @@ ToAgent = (
     MeshKnown
     | PeerDead
     | MemoryKept
+    | StillWriting
     | VoteRefused
     | Listening
     | CannotListen

@@ -412,12 +412,13 @@ class CheckpointAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ActOrdered:
-    """From the leader: carry this act out, for that attempt."""
+    """From the leader: carry this act out, for that attempt. is_urgent: somebody waits for it."""
 
     KIND: ClassVar[str] = "order"
     act: ActName
     stamp: Stamp
     attempt: Count
+    is_urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from keepstep.model.messages.keeper_agent import (
     MemoryKept,
     MeshKnown,
     PeerDead,
+    StillWriting,
     ToAgent,
 )
 from keepstep.model.messages.keeper_rank import (
@@ -216,6 +217,9 @@ class AgentKeeperClient:
                 if self._ending is not None:
                     self._world.show(f"keepstep: {why}")
                     self._over(self._ending)
+            case StillWriting(why=why):
+                if self._ending is not None:
+                    self._ending.left_to_do = why
             case NotUnderstood(why=why):
                 told = f"the keeper (process {self._pid}) does not understand this agent: {why}"
                 self._world.journal.record("not-understood", told, WARNING)
@@ -231,8 +235,8 @@ class AgentKeeperClient:
 
         def late() -> None:
             told = (
-                f"the keeper (process {self._pid}) is still busy after {human_ns(within_ns)}: it "
-                "will clean up by itself"
+                f"the keeper (process {self._pid}) is still busy after {human_ns(within_ns)} and "
+                f"goes on by itself: {ending.left_to_do}"
             )
             self._world.journal.record("keeper-busy", told)
             self._over(ending)
@@ -285,4 +289,5 @@ class _Ending:
         self.last_word = last_word
         self.then = then
         self.late: Timer | None = None
+        self.left_to_do = "it cleans up"  # the keeper's, as far as it has said
         self.is_over = False

@@ -133,6 +133,10 @@ class CheckpointDesk:
             if passed.box is box:
                 passed.box = None
 
+    def hurry(self) -> None:
+        """See `Checkpointing`."""
+        self._checkpointing.hurry()
+
     def advance(self, holdings: Sequence[Holding], world_size: int | None, anybody: bool) -> None:
         """See `Checkpointing`."""
         self._checkpointing.advance(holdings, world_size, anybody)
@@ -153,8 +157,8 @@ class CheckpointDesk:
         self._leader_gone = ""
         self._checkpointing.join_mesh(nodes.mesh, self._order, nodes.parts)
 
-    def _order(self, node: int, act: ActName, stamp: Stamp, attempt: int) -> None:
-        self._send(node, ActOrdered(act, stamp, attempt))
+    def _order(self, node: int, act: ActName, stamp: Stamp, attempt: int, is_urgent: bool) -> None:
+        self._send(node, ActOrdered(act, stamp, attempt, is_urgent))
 
     def _send(self, node: int, body: CheckpointBody) -> None:
         if self._nodes is not None:
@@ -192,4 +196,6 @@ class CheckpointDesk:
         def answer(ok: bool, why: str, hung: bool) -> None:
             self._send(node, ActAnswer(order.act, order.attempt, ok, why, hung))
 
-        self._checkpointing.carry_out(order.act, order.stamp, order.attempt, answer)
+        self._checkpointing.carry_out(
+            order.act, order.stamp, order.attempt, answer, order.is_urgent
+        )

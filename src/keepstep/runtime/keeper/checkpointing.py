@@ -49,8 +49,8 @@ NO_STORE = "the job has no store: give one with store=... or --store"
 
 # whether it was done, and what was done or why not; whether the store hung over it
 Answer = Callable[[bool, str, bool], None]
-# node, act, stamp, attempt: have that node's keeper `carry_out` this
-Order = Callable[[int, ActName, Stamp, int], None]
+# node, act, stamp, attempt, whether it is urgent: have that node's keeper `carry_out` this
+Order = Callable[[int, ActName, Stamp, int, bool], None]
 
 
 class SnapshotParts(Protocol):
@@ -83,6 +83,11 @@ class CheckpointRequest:
     since_ns: int
     steps_follow: bool
 
+    @property
+    def is_urgent(self) -> bool:
+        """Who asked ends, or waits: the trainer gains nothing from what gives way to it."""
+        return not self.steps_follow
+
 
 @dataclass
 class RunningAttempt:
@@ -96,6 +101,10 @@ class RunningAttempt:
     began_ns: int
     act: ActName = "survey"
     awaited: set[int] = field(default_factory=set)
+
+    @property
+    def is_urgent(self) -> bool:
+        return any(request.is_urgent for request in self.requests)
 
     @property
     def others(self) -> range:
@@ -114,6 +123,7 @@ class MeshPart:
     order: Order
     parts: SnapshotParts | None = None
     surveyed: tuple[Stamp, int] | None = None
+    is_urgent: bool = False  # what that node has ordered last
 
 
 class Checkpointing:
@@ -144,6 +154,15 @@ class Checkpointing:
     def pending(self) -> bool:
         """Whether anything is wanted or being done."""
         return bool(self._requests or self._running or self._unanswered)
+
+    def hurry(self) -> None:
+        """At every look: the persister computes as others do while somebody waits for it, also for
+        what comes behind what it is at; else it lets others compute first."""
+        if self._persister is not None:
+            running = self._running is not None and self._running.is_urgent
+            wanted = any(request.is_urgent for request in self._requests)
+            ordered = self._part.is_urgent and bool(self._unanswered)
+            self._persister.hurry(running or wanted or ordered)
 
     # -- what is wanted
 
@@ -275,7 +294,7 @@ class Checkpointing:
 
     def _order_others(self, running: RunningAttempt, act: ActName) -> None:
         for node in running.others:
-            self._part.order(node, act, running.stamp, running.number)
+            self._part.order(node, act, running.stamp, running.number, running.is_urgent)
 
     def _heard_here(self, act: ActName, number: int, answer: ActDone) -> None:
         running = self._running
@@ -341,9 +360,12 @@ class Checkpointing:
         self._part = MeshPart(mesh.node, tuple(m.ranks for m in mesh.members), order, parts)
         self._refuse_unless_leading()
 
-    def carry_out(self, act: ActName, stamp: Stamp, attempt: int, answer: Answer) -> None:
+    def carry_out(
+        self, act: ActName, stamp: Stamp, attempt: int, answer: Answer, is_urgent: bool = False
+    ) -> None:
         """What the leader ordered from this node."""
         part = self._part
+        part.is_urgent = is_urgent
         pins: Sequence[Slot] = ()
         if act == "survey":
             first = sum(part.ranks[: part.node])
@@ -430,7 +452,7 @@ class Checkpointing:
             self._part.parts.give_back(number)
 
 
-def _no_other_node(node: int, act: ActName, stamp: Stamp, attempt: int) -> None:
+def _no_other_node(node: int, act: ActName, stamp: Stamp, attempt: int, is_urgent: bool) -> None:
     """Nobody has anything to do in a job of one node."""
 
 

@@ -35,6 +35,7 @@ from keepstep.model.messages.keeper_agent import (
     MeshKnown,
     PeerDead,
     RemoveMemory,
+    StillWriting,
 )
 from keepstep.model.messages.keeper_rank import (
     AreYouThere,
@@ -225,6 +226,9 @@ class Keeper:
             if self._settings.store:
                 self._checkpoints.want_newest(why)
                 self._write_checkpoints()
+                if not self._checkpoints.is_done:
+                    told = f"it writes the newest step to the store; {self._kept()}"
+                    box.send(StillWriting(told))
 
     def _holds_snapshots(self) -> bool:
         """Whether there may be anything to start again from; what rests here for other nodes
@@ -495,6 +499,7 @@ class Keeper:
     def _write_checkpoints(self) -> None:
         if self._checkpoints.pending:
             self._checkpoints.advance(self._holdings(), self._world_size(), bool(self._ranks))
+        self._checkpoints.hurry()
 
     def _holdings(self) -> Sequence[Holding]:
         if self.node is not None:

@@ -27,6 +27,8 @@ class PersisterClient:
         # for answers, in the order of the acts
         self._waiting: deque[tuple[ActName, Then]] = deque()
         self._box: ChildConnection | None = None
+        self._is_urgent: bool | None = None  # as the persister has it; None: it does not know
+        self._is_ready = False  # it has answered something
         self.succeeded = 0  # acts, of all that were answered
         self.answered = 0
 
@@ -57,7 +59,17 @@ class PersisterClient:
                 self._box = self._persisters.start(self)
             except OSError as error:
                 return error
+            self._is_urgent, self._is_ready = None, False
         return self._box
+
+    def hurry(self, is_urgent: bool) -> None:
+        """Say it at every look: whether somebody waits for what it has been asked. Until its first
+        answer it computes as others do: to get ready takes seconds, which nobody may have later."""
+        box = self._box
+        if box is None or self._is_urgent is is_urgent or not (self._is_ready or is_urgent):
+            return
+        if box.hurry(is_urgent):
+            self._is_urgent = is_urgent
 
     def ask(self, act: CheckpointAct, then: Then) -> None:
         """Have it do that. `then` hears the answer, or why there is none: when it died, or, at
@@ -82,6 +94,7 @@ class PersisterClient:
         match message:
             case ActDone():
                 if self._waiting:
+                    self._is_ready = True
                     self.answered += 1
                     self.succeeded += message.ok
                     _, then = self._waiting.popleft()

@@ -83,10 +83,10 @@ class JobLock:
 class KeeperProcess:
     """The keeper and what drives it."""
 
-    def __init__(self, settings: Settings, teller: str, undo: ExitStack) -> None:
-        """teller: the rank that has started it, as text; empty for none. undo: closes what this
-        opens, when the process ends."""
-        self._settings = settings
+    def __init__(self, settings: Settings, teller: str, nice: int, undo: ExitStack) -> None:
+        """teller: the rank that has started it, as text; empty for none. nice: what the process was
+        begun with. undo: closes what this opens, when the process ends."""
+        self._settings, self._nice = settings, nice
         self._loop = loop = Loop()
         undo.callback(loop.close)
         signals = Signals(loop)
@@ -128,7 +128,9 @@ class KeeperProcess:
 
     def _persisters(self) -> ChildPersisters:
         command = persister_command(self._settings)
-        return ChildPersisters(self._loop, command, KEEPER_WITH_PERSISTER, self._journal.record)
+        return ChildPersisters(
+            self._loop, command, KEEPER_WITH_PERSISTER, self._journal.record, self._nice
+        )
 
     def _open_links(
         self,
@@ -242,11 +244,12 @@ def main() -> None:
     """Run until the job is over."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
     give_way(KEEPER_NICE)
     with ExitStack() as undo:
         settings = settings_from_text(sys.argv[1], os.environ)
         teller = sys.argv[2] if len(sys.argv) > 2 else ""
-        KeeperProcess(settings, teller, undo).run()
+        KeeperProcess(settings, teller, nice, undo).run()
 
 
 if __name__ == "__main__":

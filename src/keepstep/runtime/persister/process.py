@@ -1,9 +1,10 @@
 """Persister process: the real world of a persister: `python -m keepstep.runtime.persister.process
 <settings as JSON>`.
 
-A child of the keeper, at low priority. One act a line on standard input, one answer a line on
-standard output (`model/messages/persister.py`); a line that is no message is answered, too. Ends
-when its standard input ends, so it never outlives the keeper for long.
+A child of the keeper, which gives it its place among what computes. One act a line on standard
+input, one answer a line on standard output (`model/messages/persister.py`); a line that is no
+message is answered, too. Ends when its standard input ends, so it never outlives the keeper for
+long.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from keepstep.config import settings_from_text
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.lines import LineBox
 from keepstep.edge.os.loop import Loop
-from keepstep.edge.os.priority import give_way
 from keepstep.edge.os.threads import LoopExecutor
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.store.job_store import open_job_store
@@ -28,13 +28,10 @@ from keepstep.runtime.persister.conversation import PERSISTER_WITH_KEEPER
 from keepstep.runtime.persister.persister import Persister
 from keepstep.runtime.persister.server import PersisterServer
 
-PERSISTER_NICE = 15  # a checkpoint may take its time
-
 
 def main() -> NoReturn:
     """Until standard input ends."""
     settings = settings_from_text(sys.argv[1], os.environ)
-    give_way(PERSISTER_NICE)
     import torch
 
     torch.set_num_threads(1)

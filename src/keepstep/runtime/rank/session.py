@@ -205,7 +205,8 @@ class Job:
             *(rank, driver, self._data, numbers, measure, self._reports, journal),
             *(self._world.live, speaks, over),
         )
-        self._checkpoints = CheckpointRequests(rank, who.rank, driver, measure, journal)
+        kept_s = None if settings.store else settings.grace_s
+        self._checkpoints = CheckpointRequests(rank, who.rank, driver, measure, journal, kept_s)
         self._updates = OptimizerHooks(protected, rank, driver, numbers, measure)
         if settings.slow_ranks != "off":
             self._updates.add(watch_passes(protected.parts().values(), measure))

@@ -9,7 +9,8 @@ and the keeper that leads.
 from __future__ import annotations
 
 from keepstep.model.messages.keeper_rank import CheckpointDone
-from keepstep.model.units import S_NS
+from keepstep.model.units import S_NS, human_ns
+from keepstep.ports import Timer
 from keepstep.runtime.rank.keeper_client import Answered, KeeperClient
 from keepstep.runtime.rank.world import RankWorld
 
@@ -18,6 +19,7 @@ KEEPER_WITHIN_NS = 60 * S_NS  # how long a keeper may be missing
 TRIES = 4  # with a keeper that is there
 # What took so long to be refused was waited for already: those who write it had not died.
 TRIES_WITHIN_NS = 30 * S_NS
+TOLD_NS = 5 * S_NS  # whoever sits at a screen hears then what is waited for
 
 
 class WantedCheckpoint:
@@ -45,18 +47,32 @@ class WantedCheckpoint:
         self._tries = 0
         self._missing_since_ns: int | None = None
         self._asked_ns = 0
+        self._late: Timer | None = None
 
     def begin(self) -> None:
+        if self._has_store and not self._steps_follow:
+            self._late = self._world.timers.after(TOLD_NS, self._tell)
+        self._ask()
+
+    def _tell(self) -> None:
+        """No step follows: there is nothing else to be seen."""
+        which = "the newest step" if self._step is None else f"step {self._step}"
+        why = f"waiting until {which} is in the store, for {human_ns(TOLD_NS)} so far: {self._why}"
+        self._world.journal.record("persist-awaited", why, step=self._step)
+
+    def _ask(self) -> None:
         self._asked_ns = self._world.clock.monotonic_ns()
         self._keeper.persist(self._step, self._why, self._heard, self._steps_follow)
 
     def _heard(self, done: CheckpointDone) -> None:
         if done.ok or not self._may_help(done):
+            if self._late is not None:
+                self._late.cancel()
             self._answered(done)
             return
         why = f"{done.why}; asking again: {self._why}"
         self._world.journal.record("persist-again", why, step=self._step)
-        self._world.timers.after(AGAIN_NS, self.begin)
+        self._world.timers.after(AGAIN_NS, self._ask)
 
     def _may_help(self, done: CheckpointDone) -> bool:
         """Whether asking again may."""

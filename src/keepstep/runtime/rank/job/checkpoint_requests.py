@@ -22,12 +22,20 @@ PREEMPTED_WITHIN_S = 600.0
 
 
 class CheckpointRequests:
-    """Of one job. number: this rank's."""
+    """Of one job."""
 
     def __init__(
-        self, rank: Rank, number: int, driver: Driver, measure: StepMeasure, journal: Journal
+        self,
+        rank: Rank,
+        number: int,
+        driver: Driver,
+        measure: StepMeasure,
+        journal: Journal,
+        kept_s: float | None,
     ) -> None:
-        self._rank, self._number = rank, number
+        """number: this rank's. kept_s: so long memory stays when the process has ended, in a job
+        without a store; None where there is one."""
+        self._rank, self._number, self._kept_s = rank, number, kept_s
         self._driver, self._measure, self._journal = driver, measure, journal
 
     def of_last_step(self, wait: bool, steps_follow: bool) -> Future[CheckpointDone]:
@@ -50,11 +58,26 @@ class CheckpointRequests:
     def preempted(self) -> None:
         """On the signal thread: the newest committed step goes to the store, whatever the trainer's
         thread is doing."""
-        why = f"rank {self._number} received SIGTERM: persisting the newest step every rank holds"
-        self._journal.record("preempted", why)
+        told, step = "SIGTERM", self._rank.step
+        if self._kept_s is not None:
+            told += (
+                f" behind step {step}: there is no store, memory is kept for {self._kept_s:.0f} s: "
+                "the same command goes on from it"
+                if step >= 0
+                else ": nothing is lost, no step is completed yet"
+            )
+            self._journal.record("preempted", told)
+            return
+        which = f"{step} or one just before it" if step >= 0 else "none is completed yet"
+        told += (
+            f": writing the newest step that every rank holds to the store ({which}); the process "
+            "ends then"
+        )
+        self._journal.record("preempted", told)
         asked = self._ask(None, f"rank {self._number} received SIGTERM", steps_follow=False)
         outcome = asked.result(timeout=PREEMPTED_WITHIN_S)
-        why = f"SIGTERM is answered: {outcome.why}"
+        done = f"step {outcome.step} is in the store" if outcome.ok else "nothing is in the store"
+        why = f"SIGTERM is answered: {done}: {outcome.why}"
         self._journal.record("preempted", why, ok=outcome.ok, step=outcome.step)
 
     def _ask(self, step: int | None, why: str, steps_follow: bool) -> Future[CheckpointDone]:

@@ -110,6 +110,10 @@ class PersisterBox(SimBox):
             self._computed_ns = self._child.world.now_ns
         return self._computed_ns
 
+    def hurry(self, is_urgent: bool, /) -> bool:
+        """See `ports.ChildConnection`. Here an act takes as long as drawn."""
+        return True
+
     def close(self) -> None:
         super().close()
         self._child.end("its keeper needs it no more")
