@@ -22,6 +22,7 @@ FIRST_NICE, IDLE_NICE = -20, 19  # the least there is, and the most
 IMPATIENT_NICE = 5  # about an eighth of a core beside two that are always wanted
 PATIENCE_S = 5.0
 CHANGE_PAUSE_S = 0.11  # the kernel takes a change in 0.1 s, of all that have no privilege
+TRIES = 5  # each start of a persister changes a session, too
 BACK_TRIES = 20  # who trains at the end of the queue would hold up a job: rather wait two seconds
 
 log = logging.getLogger("keepstep")
@@ -162,7 +163,7 @@ def _nice_session_if_let(nice: int) -> None:
         log.warning("session of process %d keeps its priority: %s", os.getpid(), error)
 
 
-def _nice_session(nice: int, tries: int = 2) -> None:
+def _nice_session(nice: int, tries: int = TRIES) -> None:
     """Of the session that this process leads. Raises BlockingIOError when others change theirs
     again and again."""
     if not _leads_session() or _session_nice() == nice:
