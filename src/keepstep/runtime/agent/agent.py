@@ -176,7 +176,7 @@ class Agent:
         def ended(pids: list[int]) -> None:
             self._rendezvous.follow(predecessor.attempt)
             signum = predecessor.signum
-            then = "ends the job, as a signal was to" if signum else "starts the ranks from memory"
+            then = "ends the job, as a signal was to" if signum else "starts the ranks anew"
             why = (
                 f"the node's agent died; process {self._world.pid} takes over, has ended "
                 f"its {len(pids)} processes and {then}"
