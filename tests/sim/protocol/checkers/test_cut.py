@@ -41,3 +41,9 @@ def test_who_still_trains_acts_on_what_was_told_before_another_mesh_formed() -> 
     """A rank that was stopped goes on, and its page tells of the commit; no leader has told a
     policy in the newest mesh yet."""
     assert swarm.run(9304073).wrong is None
+
+
+def test_what_the_next_leader_has_inherited_need_not_have_been_said_before() -> None:
+    """A leader's own page tells of a commit, and its keeper is killed as it says so to the other
+    node, whose rank hears of it from the leader of the next mesh."""
+    assert swarm.run(10108969).wrong is None

@@ -32,12 +32,16 @@ class ACutExists(Checker):
     NAME = "a cut exists"
     _looked_ns = 0
     _committed: Stamp | None = None
+    _inherited: Stamp | None = None  # what a leader knew was committed before its mesh
 
     def struck(self, what: str) -> None:
         self._look(f"after {what}")
 
     def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:
-        if isinstance(message, HorizonWord) and message.committed is not None:
+        if not isinstance(message, HorizonWord):
+            return
+        self._inherited = message.inherited
+        if message.committed is not None:
             stamp = message.committed
             if self._committed is None or stamp > self._committed:
                 self._committed = stamp
@@ -58,7 +62,7 @@ class ACutExists(Checker):
                     f"rank {program.who.rank} overwrites {stamp} of epoch {stamp.epoch} in its "
                     "only slot, and not all of its holders have it"
                 )
-        elif is_owed and not self._has_page_of_newer(program, stamp):
+        elif is_owed and not self._knows_a_newer(program, stamp):
             self.violated(
                 f"rank {program.who.rank} overwrites {stamp} of epoch {stamp.epoch}, the newest "
                 "that was committed"
@@ -73,6 +77,15 @@ class ACutExists(Checker):
                     f"rank {program.who.rank} overwrites {stamp} of epoch {stamp.epoch}, the "
                     "newest that all ranks hold"
                 )
+
+    def _knows_a_newer(self, program: Program, stamp: Stamp) -> bool:
+        return self._has_page_of_newer(program, stamp) or self._has_inherited_newer(stamp)
+
+    def _has_inherited_newer(self, stamp: Stamp) -> bool:
+        """A leader was killed before it said that to others, and the next one has read it of a
+        page: all ranks must have it, or could be given it."""
+        newer = self._inherited
+        return newer is not None and newer > stamp and self._is_common(newer)
 
     def _has_page_of_newer(self, program: Program, stamp: Stamp) -> bool:
         """A leader's own node reads of a commit before any word of it is said, and the leader may
