@@ -136,6 +136,12 @@ class Verdicts(Checker):
         beside, disk = self.job.plan.beside, self.job.around.disk
         return beside in ("races", "adopts") or (beside == "another" and disk.has_lied)
 
+    @property
+    def _is_overtaken(self) -> bool:
+        """Another run of the same job has gone on from the store behind it: what this one would
+        store does not count any more."""
+        return self.job.around.oracle.beside is not None
+
     def over(self) -> None:
         waiting = sorted(program.who.rank for program in self._asking if program.process.alive)
         if waiting:
@@ -151,6 +157,7 @@ class Verdicts(Checker):
             or self._was_refused
             or self._had_nothing
             or self._has_lost_its_store
+            or self._is_overtaken
             or any(e in fault for e in EXCUSES for fault in self.job.faults)
         )
         if self._gave_up and not is_excused and not self.job.was_told_to_end:
