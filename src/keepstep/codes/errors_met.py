@@ -81,7 +81,7 @@ MET = (
         "IdentityError",
         "still at work after their last step",
         means="keepstep run of this job was killed, its ranks have done all their steps without "
-        "it, and what the program does behind them, an export for one, is not over. A start would "
+        "it, and what the program does after them, an export for one, is not over. A start would "
         "end these processes, so it is refused.",
         do="Wait until they have ended, or end them; then the same command begins another run.",
         read="operations.md#when-a-rank-dies",

@@ -23,6 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from keepstep.core.economics.journal_kinds import loss_of
 from keepstep.edge.os.journal import JournalTail, read_journal
 from keepstep.model.events import Event
 from keepstep.runtime.rank.session import Job
@@ -92,10 +93,9 @@ class Marks:
         if (step, epoch) == self._told:
             return  # each node's keeper says so
         self._told = step, epoch
-        lost = event.data.get("lost_steps")
         text = "; ".join(filter(None, (self._cause, event.why)))
         self._cause = ""
-        incident = Incident(step, lost if isinstance(lost, int) else None, text)
+        incident = Incident(step, loss_of(event)[0], text)
         self._thread.submit(self._mark, incident).add_done_callback(_tell_failed)
 
 

@@ -142,10 +142,11 @@ def _check_sizes(launch: Launch, settings: Settings) -> None:
 
 def _leave_finished_ranks(settings: Settings) -> None:
     """Raises IdentityError where ranks of a run that is over are still about what the program does
-    behind its last step: an export is not to be ended by a start."""
-    _, ranks = _over_unseen(settings)
-    marks = {RANK_OF: str(settings.job_dir)}
-    left = ranks and ranks.intersection(find_orphans(marks, settings.job_dir))
+    after its last step: an export is not to be ended by a start."""
+    found = find_orphans({RANK_OF: str(settings.job_dir)}, settings.job_dir)
+    if not found:
+        return  # as at most starts: no journal is read for it
+    left = _over_unseen(settings)[1].intersection(found)
     if not left:
         return
     leave_job_dir(settings.job_dir, LOCK)

@@ -58,22 +58,23 @@ class CheckpointRequests:
     def preempted(self) -> None:
         """On the signal thread: the newest committed step goes to the store, whatever the trainer's
         thread is doing."""
-        told, step = "SIGTERM", self._rank.step
-        if self._kept_s is not None:
-            told += (
-                f" behind step {step}: there is no store, memory is kept for {self._kept_s:.0f} s: "
-                "the same command goes on from it"
-                if step >= 0
-                else ": nothing is lost, no step is completed yet"
-            )
-            self._journal.record("preempted", told)
-            return
+        step, kept_s = self._rank.step, self._kept_s
         which = f"{step} or one just before it" if step >= 0 else "none is completed yet"
-        told += (
-            f": writing the newest step that every rank holds to the store ({which}); the process "
-            "ends then"
-        )
+        if kept_s is None:
+            told = (
+                f"SIGTERM: writing the newest step that every rank holds to the store ({which}); "
+                "the process ends then"
+            )
+        elif step < 0:
+            told = "SIGTERM: nothing is lost, no step is completed yet"
+        else:
+            told = (
+                f"SIGTERM after step {step}: there is no store, memory is kept for {kept_s:.0f} s: "
+                "the same command goes on from it"
+            )
         self._journal.record("preempted", told)
+        if kept_s is not None:
+            return
         asked = self._ask(None, f"rank {self._number} received SIGTERM", steps_follow=False)
         outcome = asked.result(timeout=PREEMPTED_WITHIN_S)
         done = f"step {outcome.step} is in the store" if outcome.ok else "nothing is in the store"
