@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.lab env|futures [nccl]|stale|item|graph
     python -m benchmarks.gpu.lab many [COUNT]              a state of many small tensors
-    python -m benchmarks.gpu.lab capture [GB] [TOKENS]     none, raw, dcp and keepstep by turns
+    python -m benchmarks.gpu.lab capture [GB] [TOKENS]     none, raw, others and keepstep by turns
     python -m benchmarks.gpu.lab adopt [GB] [TOKENS]       a life, SIGKILL, another life
     python -m benchmarks.gpu.lab rollback [GB] [TOKENS]    a restore into the living tensors
     python -m benchmarks.gpu.lab shares [GB]               1, 2 and 4 replicas of one snapshot
@@ -106,7 +106,7 @@ def _rates(slot: Slot, there: torch.Tensor, nbytes: int, made_s: float) -> None:
 
 
 def _hash_rates(slot: Slot, host: torch.Tensor, there: torch.Tensor, nbytes: int) -> None:
-    for threads in (1, 2, 4, 8):
+    for threads in (1, 2, 4, 8, 12, 16):
         part = nbytes // threads
         each = [
             threading.Thread(
@@ -251,9 +251,9 @@ def _bystanders(nbytes: int, old: list[int]) -> None:
 
 
 def capture(gb: str = "10", tokens: str = "32768", mode: str = "all") -> None:
-    """The device's step time with nothing, raw copies, DCP's staging and keepstep."""
+    """The device's step time with nothing, raw copies, what others do, and keepstep."""
     if mode == "all":
-        for each in ("none", "raw", "dcp", "torch_save", "keepstep"):
+        for each in ("none", "raw", "dcp", "dcp_async", "torch_save", "keepstep"):
             command = [sys.executable, "-m", "benchmarks.gpu.lab", "capture", gb, tokens, each]
             subprocess.run(command, check=False)
         return
@@ -265,7 +265,8 @@ def capture(gb: str = "10", tokens: str = "32768", mode: str = "all") -> None:
     if mode == "keepstep":
         extra = _with_keepstep(trainer, marks)
     else:
-        extra = trainer.with_others(mode, SLOW_STEPS if mode == "torch_save" else STEPS, marks)
+        is_slow = mode in ("torch_save", "dcp_async")
+        extra = trainer.with_others(mode, SLOW_STEPS if is_slow else STEPS, marks)
     torch.cuda.synchronize()
     times = device_times(marks)
     say(
@@ -344,6 +345,7 @@ def adopt(gb: str = "10", tokens: str = "32768", life: str = "0") -> None:
 def rollback(gb: str = "10", tokens: str = "32768") -> None:
     """A restore into the living tensors of a process that stays: seconds, memory, addresses."""
     from keepstep.config import resolve
+    from keepstep.edge.os.machine import proof_threads
     from keepstep.edge.os.threads import run_acts
     from keepstep.edge.torch.live_state import TorchState
     from keepstep.edge.torch.state import Protected
@@ -363,7 +365,7 @@ def rollback(gb: str = "10", tokens: str = "32768") -> None:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         began = time.perf_counter()
-        header, layout = slot.verify(threads=4)
+        header, layout = slot.verify(threads=proof_threads())
         verified = time.perf_counter() - began
         live.load(slot, header, layout)
         loaded, loaded_peak = time.perf_counter() - began, torch.cuda.max_memory_allocated()

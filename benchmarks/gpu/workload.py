@@ -83,7 +83,7 @@ class Trainer:
 
     def with_others(self, mode: str, steps: int, marks: list[Any]) -> dict[str, float]:
         """The same steps with nothing, or with what others do in place of keepstep."""
-        saver = {"none": Nothing, "raw": Raw, "dcp": Dcp, "torch_save": TorchSave}[mode](self)
+        saver = SAVERS[mode](self)
         host_s = []
         for _ in range(steps):
             self.step(saver.before_update)
@@ -141,6 +141,32 @@ class Dcp(Nothing):
         self._stager.stage(state)
 
 
+class DcpAsync(Nothing):
+    """`dcp.async_save` with that stager, into files in memory. Who calls it again waits until the
+    last one is over, as DCP wants it."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        import tempfile
+
+        from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+        super().__init__(trainer)
+        self._stager = BlockingAsyncStager(cache_staged_state_dict=True)
+        self._home = tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gpu-lab-dcp-")
+        self._saves: Any = None
+
+    def save(self) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        if self._saves is not None:
+            self._saves.result()
+        trainer = self._trainer
+        state = {"m": trainer.model.state_dict(), "o": trainer.optimizer.state_dict()}
+        self._saves = dcp.async_save(
+            state, checkpoint_id=self._home.name, async_stager=self._stager, no_dist=True
+        )
+
+
 class TorchSave(Nothing):
     """`torch.save` of everything, into nothing: what it costs before a disk is asked."""
 
@@ -148,3 +174,12 @@ class TorchSave(Nothing):
         trainer = self._trainer
         with contextlib.closing(io.BytesIO()) as sink:
             torch.save([trainer.model.state_dict(), trainer.optimizer.state_dict()], sink)
+
+
+SAVERS: dict[str, type[Nothing]] = {
+    "none": Nothing,
+    "raw": Raw,
+    "dcp": Dcp,
+    "dcp_async": DcpAsync,
+    "torch_save": TorchSave,
+}

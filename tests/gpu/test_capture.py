@@ -107,6 +107,30 @@ def test_what_is_captured_is_the_boundary_s_state_though_the_update_follows_at_o
     training.slot.close()
 
 
+def test_what_the_replays_of_a_graph_update_is_the_boundary_s_state(tmp_path: Path) -> None:
+    """A replay runs no hook, and follows at once. A restore keeps the addresses that the graph
+    knows, so it goes on behind it."""
+    training = Training(tmp_path, capturable=True)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            training.train_one()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        training.train_one()
+    for _ in range(4):
+        for _ in range(5):
+            graph.replay()
+        expected = training.bytes_of()
+        assert training.capture(graph.replay) == []
+        graph.replay()
+        assert training.bytes_of() != expected, "it trains"
+        assert training.restored() == expected
+    training.slot.close()
+
+
 def test_without_the_fence_of_an_update_it_would_not_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,12 +11,13 @@ NO_STEP = -1
 @dataclass(frozen=True, slots=True)
 class Pulse:
     """A rank's network now. `entered`: collectives of this step that were begun; `pending` of them
-    have not ended; so since `since_ns`."""
+    have not ended; so since `since_ns`, and maybe for `doubt_ns` longer."""
 
     step: int
     entered: int
     pending: int
     since_ns: int
+    doubt_ns: int = 0
 
     @property
     def trains(self) -> bool:

@@ -41,7 +41,7 @@ def ends(tmp_path: Path) -> tuple[Hand, CollectiveProfileWriter, CollectiveProfi
 
 def test_the_pulse_follows_the_collectives(tmp_path: Path) -> None:
     clock, writer, reader = ends(tmp_path)
-    assert reader.interface == "eth0" and reader.pulse() == Pulse(NO_STEP, 0, 0, 0)
+    assert reader.interface == "eth0" and reader.pulse(clock.now_ns) == Pulse(NO_STEP, 0, 0, 0)
     seen = []
     for at_ns, act in [
         (10, lambda: writer.step(3)),
@@ -55,7 +55,7 @@ def test_the_pulse_follows_the_collectives(tmp_path: Path) -> None:
     ]:
         clock.now_ns = at_ns
         act()
-        seen.append(reader.pulse())
+        seen.append(reader.pulse(clock.now_ns))
     assert seen == [
         *(
             Pulse(3, 0, 0, 10),
@@ -69,7 +69,7 @@ def test_the_pulse_follows_the_collectives(tmp_path: Path) -> None:
     assert reader.steps() == [StepSeen(3, 10, 50, 2, (Gap(0, 10, 20), Gap(2, 40, 50)))]
     assert reader.steps() == []
     writer.ended(5)  # a lost peer ends more than there are
-    assert reader.pulse() == Pulse(NO_STEP, 0, 0, 70)
+    assert reader.pulse(clock.now_ns) == Pulse(NO_STEP, 0, 0, 70)
 
 
 def test_a_step_that_is_given_up_is_no_step(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_another_life_of_the_rank_begins_the_page_anew(tmp_path: Path) -> None:
         writer.step(number)
     assert len(reader.steps()) == 4
     again = CollectiveProfileWriter(MEMORY, profile_path(tmp_path, 0), clock)
-    assert reader.is_there() and reader.pulse() == Pulse(NO_STEP, 0, 0, 0)
+    assert reader.is_there() and reader.pulse(clock.now_ns) == Pulse(NO_STEP, 0, 0, 0)
     assert reader.steps() == []
     again.step(7)
     again.step(8)
@@ -146,7 +146,7 @@ def test_what_is_no_such_page(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"x" * 500)
     with pytest.raises(
-        ValueError, match="expected a collective profile page of format 1, found 500 bytes"
+        ValueError, match="expected a collective profile page of format 2, found 500 bytes"
     ):
         CollectiveProfileReader(MEMORY, path)
 
@@ -167,7 +167,11 @@ def test_a_reader_never_sees_half_of_a_pulse(tmp_path: Path) -> None:
     thread.start()
     try:
         # None while the writer is interrupted
-        seen = [pulse for pulse in (reader.pulse() for _ in range(20_000)) if pulse is not None]
+        seen = [
+            pulse
+            for pulse in (reader.pulse(clock.now_ns) for _ in range(20_000))
+            if pulse is not None
+        ]
     finally:
         stop.set()
         thread.join()

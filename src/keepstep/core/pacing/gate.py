@@ -90,7 +90,7 @@ def room(pulse: Pulse | None, profile: Profile | None, now_ns: int) -> Room:
         return Room(0, busy_ns - still_ns)
     if span is None:
         return Room(0)
-    return Room(max(0, round(profile.mu * span.length_ns) - still_ns))
+    return Room(max(0, round(profile.mu * span.length_ns) - still_ns - pulse.doubt_ns))
 
 
 def grant(rooms: Sequence[Room], want_bytes: int, under_way_bytes: int, terms: Terms) -> Grant:

@@ -1,9 +1,10 @@
-"""CUDA runtime: the few calls that torch does not hand on, made in the library that it has loaded.
+"""CUDA runtime: the few calls that torch does not hand on, made in the libraries that it loads.
 
     own_stream          a stream that nobody else is given: torch's come from a pool of 32 in turn,
                         and a collective that gets the same one queues behind our copies
     relax_capture_mode  calls of this thread do not break a CUDA graph that another one captures
     place_on_bus        where a device is on the PCI bus
+    written_by          a number in the host's memory, written by a stream as the device comes by
 
 All are improvements: where the library is not found, or refuses, copies go the way they would
 without. Runs on a device in `tests/gpu`.
@@ -12,6 +13,7 @@ without. Runs on a device in `tests/gpu`.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -75,3 +77,22 @@ def place_on_bus(device: torch.device) -> str | None:
     except AttributeError:
         return None
     return found.value.decode("ascii", "replace") if code == 0 else None
+
+
+def written_by(device: torch.device, address: int) -> Callable[[Any, int], bool] | None:
+    """Has a stream write a number of 32 bits to that address, which is page-locked: behind all that
+    was ordered there, and before what follows. Tells whether it will. None where the driver lacks
+    that, or does not know the address."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        write, where = driver.cuStreamWriteValue32_v2, driver.cuMemHostGetDevicePointer_v2
+    except (OSError, AttributeError):
+        return None
+    found = ctypes.c_uint64()
+    with torch.cuda.device(device):
+        torch.cuda.current_stream(device).query()  # this thread has the device's context then
+        if where(ctypes.byref(found), ctypes.c_void_p(address), 0) != 0:
+            return None
+    write.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
+    at = found.value
+    return lambda stream, number: write(stream.cuda_stream, at, number, 0) == 0

@@ -494,6 +494,7 @@ class TorchGroup(dist.ProcessGroup):
         """The caller's own tensors: what is queued behind the collective finds the result there.
         Raises what NCCL raises where nobody will say that a peer is lost."""
         members, is_captured = self._members, _is_captured(device)
+        began = members.on_order()
         try:
             with members.waiting():  # where it is queued on the caller's own stream
                 under_way = act(inner.group, outputs, inputs)
@@ -502,14 +503,18 @@ class TorchGroup(dist.ProcessGroup):
                 raise
             return OverWork(outputs, device)
         end: Any = None
+        event: Any = None
         if under_way is None:
-            end = None if is_captured else inner.end_on_stream()
+            end = event = None if is_captured else inner.end_on_stream()
             under_way = CallersStream(end, outputs, device)
         elif not is_captured:
             end = EndEvent(under_way, inner.end_on_stream)
+            event = end.event
         work = QueuedWork(under_way, end, members)
         if not is_captured:
             members.queued(work)
+        if event is not None:
+            members.on_queued(began, event)
         return work
 
 

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
-from keepstep.edge.shm.collective_profile_page import CollectiveProfileWriter
+from keepstep.edge.shm.collective_profile_page import CollectiveProfileWriter, QueuedProfileWriter
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.torch.at_once import LATE, all_within
 from keepstep.edge.torch.ddp_rebuild import prepare_to_renew, renew
+from keepstep.edge.torch.device_rhythm import DeviceRhythm, device_rhythm
 from keepstep.edge.torch.membership import Mark, Membership
 from keepstep.edge.torch.tcp_store import join_store
 from keepstep.model.device import DeviceAnswer
@@ -48,7 +49,7 @@ class TorchGroups:
         self._trainer = trainer
         self._objects = list(objects)
         self._takes_a_lost_place = takes_a_lost_place
-        self._profile: CollectiveProfileWriter | None = None
+        self._profile: CollectiveProfileWriter | DeviceRhythm | None = None
         self._given_up = threading.Event()
         has_time = not takes_a_lost_place  # else all others wait for this rank
         if has_time and process_group() is not None and self.can_be_rebuilt:
@@ -135,15 +136,20 @@ class TorchGroups:
     # -- when the network is in use
 
     def record_profile(self, path: Path) -> None:
-        """Not with CUDA devices: there a collective's future ends when it has been queued, and the
-        network is busy later."""
-        if torch.cuda.is_available():
-            return
         named = os.environ.get("NCCL_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME", "")
         interface = "" if named.startswith("^") else named.lstrip("=").partition(",")[0]
-        self._profile = CollectiveProfileWriter(MEMORY, path, time.monotonic_ns, interface)
-        self._membership.on_begin = self._profile.began
-        self._membership.on_end = self._profile.ended
+        members = self._membership
+        if members.device is None:
+            page = CollectiveProfileWriter(MEMORY, path, time.monotonic_ns, interface)
+            members.on_begin, members.on_end = page.began, page.ended
+            self._profile = page
+            return
+        queued = QueuedProfileWriter(MEMORY, path, time.monotonic_ns, interface)
+        rhythm = self._profile = device_rhythm(queued, members.device)
+        if rhythm is None:
+            path.unlink(missing_ok=True)
+            return
+        members.on_order, members.on_queued = rhythm.begins, rhythm.queued
 
     def profile_step(self, step: int) -> None:
         if self._profile is not None:
@@ -155,6 +161,7 @@ class TorchGroups:
         membership.on_enter = _nothing
         membership.on_begin = _nothing
         membership.on_end = _nothing
+        membership.on_order = membership.on_queued = _nothing
         profile, self._profile = self._profile, None
         if profile is not None:
             profile.close()

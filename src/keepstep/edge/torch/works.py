@@ -170,14 +170,14 @@ class EndEvent:
     behind its end event."""
 
     def __init__(self, inner: Any, mark: Callable[[], Any]) -> None:
-        self._event: Any = None
+        self.event: Any = None
         inner.get_future().add_done_callback(lambda done: self._set(mark()))
 
     def _set(self, event: Any) -> None:
-        self._event = event
+        self.event = event
 
     def query(self) -> bool:
-        return self._event is not None and bool(self._event.query())
+        return self.event is not None and bool(self.event.query())
 
 
 class QueuedWork(dist.Work):

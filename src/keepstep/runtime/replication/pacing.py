@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from keepstep.edge.shm.collective_profile_page import (
 )
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.slot import ranks_in
-from keepstep.model.rhythm import NO_STEP, Interleaved, Told
+from keepstep.model.rhythm import NO_STEP, Interleaved, Pulse, Told
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MIB, MS_NS, S_NS, human_bytes
 from keepstep.model.wire import Flow
@@ -133,7 +133,8 @@ class Pacing:
         now_ns = self._clock.monotonic_ns()
         self._look(now_ns)
         pulses = [
-            (watched.page.pulse(), watched.rhythm.profile) for watched in self._watched.values()
+            (watched.page.pulse(now_ns), watched.rhythm.profile)
+            for watched in self._watched.values()
         ]
         under_way = self._under_way(
             flow, now_ns, any(pulse is not None and pulse.pending for pulse, _ in pulses)
@@ -145,7 +146,9 @@ class Pacing:
         )
         found = grant(rooms, nbytes, under_way, self._terms())
         when = "free" if all(r.left_ns is None for r in rooms) else "idle"
-        if not found.nbytes and is_late(self._age_steps(), self._step_ns):
+        if not found.nbytes and is_late(
+            self._age_steps(pulse for pulse, _ in pulses), self._step_ns
+        ):
             self.late, when = self.late + 1, "late"
             found = grant([], nbytes, under_way, self._terms())
         if found.nbytes:
@@ -195,9 +198,8 @@ class Pacing:
             PARTS,
         )
 
-    def _age_steps(self) -> int:
+    def _age_steps(self, pulses: Iterable[Pulse | None]) -> int:
         """How many steps the ranks have gone on since the present target's."""
-        pulses = [watched.page.pulse() for watched in self._watched.values()]
         step = max((pulse.step for pulse in pulses if pulse is not None), default=NO_STEP)
         return 0 if self._target is None else step - self._target.step
 
