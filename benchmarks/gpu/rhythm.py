@@ -1,22 +1,29 @@
-"""What a node's keeper is told of the collectives of two ranks on one device.
+"""What a node's keeper is told of the collectives of a device.
 
     KEEPSTEP_UNTESTED_NCCL_GROUPS=1 keepstep run --nproc-per-node 2 benchmarks/gpu/rhythm.py
-    KEEPSTEP_UNTESTED_NCCL_GROUPS=1 python -m benchmarks.gpu.rhythm lab [RATE]
+    KEEPSTEP_UNTESTED_NCCL_GROUPS=1 python -m benchmarks.gpu.rhythm nodes [ROUNDS]
+    python -m benchmarks.gpu.rhythm queues
 
 **Under `keepstep run`**: idle time of a step as the page tells it, beside timing events of the
 program's own; how much of the time the pulse says that the network is busy, asked each millisecond;
 what telling costs the thread that orders a collective.
 
-**`lab`**: two nodes behind links of that rate (500mbit), needs root and `ip netns`. Both train DDP
-on the same device, NCCL over sockets; steps without redundancy, with copies sent at once, with
-copies interleaved, in turns, there and back.
+**`nodes`**: two nodes on this machine, at addresses that are not loopback's, train on the same
+device, NCCL over sockets: without redundancy, with copies sent at once, with copies interleaved, in
+turns. What the keepers say of when the bytes went. Needs root.
+
+**`queues`**: of 40 streams that wait for something that takes long, how many hold up what the
+trainer orders next, by their priority.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -36,16 +43,21 @@ import torch.distributed as dist  # noqa: E402
 
 import keepstep  # noqa: E402
 from keepstep.edge.shm.collective_profile_page import (  # noqa: E402
+    COUNT_FILE,
     CollectiveProfileReader,
     profile_path,
+    read_word,
 )
 from keepstep.edge.shm.memory import MEMORY  # noqa: E402
 from keepstep.edge.torch.membership import membership  # noqa: E402
+from keepstep.model.rhythm import Interleaved  # noqa: E402
 
 STEPS, FROM = 60, 25
+WITHIN_S = 60
+SIOCSIFADDR = 0x8916
 BEFORE, BEHIND = 60_000_000, 30_000_000  # cycles of the device: some 35 and 17 ms
 CASES = {
-    "alone": ("off", "off"),
+    "alone": ("none", "off"),
     "at once": ("copies:2", "off"),
     "interleaved": ("copies:2", "auto"),
 }
@@ -158,22 +170,22 @@ def _cost(device: torch.device) -> None:
 
 
 def trained() -> None:
-    """A rank of the lab."""
+    """A rank of `nodes`."""
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     keepstep.init_process_group(device_id=device)
     torch.manual_seed(RANK)
-    layers = [torch.nn.Linear(512, 512) for _ in range(8)]
+    layers = [torch.nn.Linear(2048, 2048) for _ in range(8)]
     model = torch.nn.Sequential(*layers).to(device)
-    own = torch.randn(2_000_000, device=device)  # which no other rank has
-    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=2)
+    own = torch.randn(50_000_000, device=device)  # 200 MB, which no other rank has
+    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=32)
     optimizer = torch.optim.AdamW(model.parameters())
     job = keepstep.protect(model=model, optimizer=optimizer, own=own)
     marks = []
     for _ in job.steps(STEPS):
-        torch.cuda._sleep(300_000_000)  # some 170 ms
+        torch.cuda._sleep(200_000_000)  # some 115 ms
         own.add_(1.0)
-        ddp(torch.randn(4, 512, device=device)).square().mean().backward()
+        ddp(torch.randn(4, 2048, device=device)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         marks.append(mark())
@@ -183,52 +195,125 @@ def trained() -> None:
     times = [a.elapsed_time(b) for a, b in zip(marks[FROM:], marks[FROM + 1 :], strict=False)]
     if RANK == 0:
         page = job._rank._page.read()
+        counted = read_word(MEMORY, job._rank._options.job_dir / COUNT_FILE, Interleaved)
         found = {"ms": statistics.median(times), "captured": page.captured_steps}
+        if counted is not None:
+            sent = (counted.idle_bytes, counted.late_bytes, counted.free_bytes)
+            found |= {"idle_late_free_mb": [round(nbytes / 1e6) for nbytes in sent]}
         Path(os.environ["BENCH_RESULT"]).write_text(json.dumps(found))
     job.close()
 
 
-def lab(rate: str = "500mbit", rounds: str = "2") -> None:
+def with_address(number: int) -> str:
+    """Another address of this machine, which is none of loopback's own."""
+    host = f"10.77.7.{number}"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        given = struct.pack(
+            "16sH2s4s8s", f"lo:{number}".encode(), 2, b"", socket.inet_aton(host), b""
+        )
+        fcntl.ioctl(sock, SIOCSIFADDR, given)
+    return host
+
+
+def nodes(rounds: str = "1") -> None:
+    hosts = [with_address(number) for number in (1, 2)]
     taken: dict[str, list[float]] = {name: [] for name in CASES}
     for number in range(int(rounds)):
         for name in list(CASES)[:: 1 if number % 2 == 0 else -1]:
-            policy, interleave = CASES[name]
-            with tempfile.TemporaryDirectory(prefix="rhythm-") as room:
-                words = ["lab", "run", "--nodes", "2", "--policy", policy, "--rate", rate]
-                environ = {
-                    **os.environ,
-                    "KEEPSTEP_INTERLEAVE": interleave,
-                    "BENCH_RESULT": f"{room}/result",
-                    "RHYTHM_LAB": "1",
-                    "NCCL_P2P_DISABLE": "1",
-                    "NCCL_SHM_DISABLE": "1",
-                }
-                done = subprocess.run(
-                    [sys.executable, "-m", "keepstep.cli.main", *words, "--work", room, __file__],
-                    env=environ,
-                    check=False,
-                    capture_output=True,
-                    text=True,
-                    timeout=120,
-                )
-                if done.returncode:
-                    say("failed", case=name, rc=done.returncode)
-                    print(done.stdout[-1500:], done.stderr[-3000:], flush=True)
-                    return
-                found = json.loads(Path(room, "result").read_text())
+            with tempfile.TemporaryDirectory(prefix="rhythm-", dir="/dev/shm") as room:
+                found = _trained_on_nodes(Path(room), hosts, *CASES[name])
                 taken[name].append(found["ms"])
-                say("lab", case=name.replace(" ", "_"), **found)
-                for path in Path(room).rglob("journal.jsonl"):
-                    for line in path.read_text().splitlines():
-                        if '"interleave"' in line:
-                            print(json.loads(line).get("why", "")[:200], flush=True)
-    say("lab_median_ms", **{k.replace(" ", "_"): statistics.median(v) for k, v in taken.items()})
+                say("nodes", case=name.replace(" ", "_"), **found)
+                for line in sorted(_said(Path(room))):
+                    print(line, flush=True)
+    say("nodes_median_ms", **{k.replace(" ", "_"): statistics.median(v) for k, v in taken.items()})
+
+
+def _trained_on_nodes(room: Path, hosts: list[str], policy: str, interleave: str) -> dict[str, Any]:
+    agents = []
+    for number, host in enumerate(hosts):
+        environ = {
+            **os.environ,
+            "KEEPSTEP_ARENA_DIR": str(room / f"arena-{number}"),
+            "KEEPSTEP_STATE_DIR": str(room / f"state-{number}"),
+            "KEEPSTEP_REDUNDANCY": policy,
+            "KEEPSTEP_INTERLEAVE": interleave,
+            "BENCH_RESULT": str(room / "result"),
+            "RHYTHM_NODES": "1",
+            "NCCL_P2P_DISABLE": "1",
+            "NCCL_SHM_DISABLE": "1",
+            "NCCL_SOCKET_IFNAME": "lo",
+        }
+        words = ["run", "--nnodes", "2", "--nproc-per-node", "1", "--host", host, "--job", "rhythm"]
+        words += ["--rdzv-endpoint", f"{hosts[0]}:29577"]
+        (room / f"arena-{number}").mkdir()
+        with open(room / f"output-{number}", "w") as output:
+            agents.append(
+                subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-m",
+                        "keepstep.cli.main",
+                        *words,
+                        str(Path(__file__).resolve()),
+                    ],
+                    env=environ,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    try:
+        for agent in agents:
+            agent.wait(WITHIN_S)
+    except subprocess.TimeoutExpired:
+        for agent in agents:
+            agent.terminate()
+    if any(agent.wait(20) for agent in agents):
+        for number in range(2):
+            print((room / f"output-{number}").read_text()[-2000:], flush=True)
+        sys.exit("the nodes have not ended well")
+    found: dict[str, Any] = json.loads((room / "result").read_text())
+    return found
+
+
+def _said(room: Path) -> set[str]:
+    """What keepers have told of interleaving."""
+    found = set()
+    for path in room.rglob("journal*.jsonl"):
+        for line in path.read_text().splitlines():
+            event = json.loads(line)
+            if event.get("kind") == "interleave":
+                found.add("  " + event.get("why", "")[:300])
+    return found
+
+
+def queues() -> None:
+    from keepstep.edge.torch.cuda_runtime import own_stream
+
+    device = torch.device("cuda", 0)
+    x = torch.zeros(8, device=device)
+    for priority in (0, -5):
+        slow = torch.cuda.Stream()
+        held = 0
+        for _ in range(40):
+            waits = own_stream(device, priority)
+            torch.cuda.synchronize()
+            with torch.cuda.stream(slow):
+                torch.cuda._sleep(40_000_000)
+                ends = mark()
+            waits.wait_event(ends)
+            x.add_(1)
+            done = mark()
+            done.synchronize()
+            held += ends.query()
+        torch.cuda.synchronize()
+        say("queues", priority=priority, streams=40, held_up=held)
 
 
 if __name__ == "__main__":
     if RANK < 0:
-        lab(*sys.argv[2:])
-    elif "RHYTHM_LAB" in os.environ:
+        {"nodes": nodes, "queues": queues}[sys.argv[1]](*sys.argv[2:])
+    elif "RHYTHM_NODES" in os.environ:
         trained()
     else:
         told()

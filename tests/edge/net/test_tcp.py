@@ -94,11 +94,13 @@ def test_whose_address_it_is() -> None:
     assert interface_of("198.18.255.254") == ""
 
 
-def test_an_interface_with_the_longest_name_is_found() -> None:
-    name, address = "fifteen-letters", "198.18.0.7"
+@pytest.mark.parametrize("address", ["198.18.0.7", "198.18.0.8"], ids=["first", "another"])
+def test_an_interface_with_the_longest_name_is_found(address: str) -> None:
+    name = "fifteen-letters"
     ask = f"from keepstep.edge.net.tcp import interface_of; print(interface_of({address!r}))"
     script = (
-        f"ip link set lo name {name} && ip address add {address}/32 dev {name} && "
+        f"ip link set lo name {name} && ip address add 198.18.0.7/32 dev {name} && "
+        f"ip address add 198.18.0.8/32 dev {name} && "
         f"exec {shlex.quote(sys.executable)} -c {shlex.quote(ask)}"
     )
     apart = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--net"]

@@ -6,7 +6,7 @@ Comes in: addresses and options. Goes out: sockets that listen or are connected.
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import fcntl
 import socket
 import struct
@@ -19,7 +19,8 @@ from keepstep.model.units import KIB, S_NS
 from keepstep.model.wire import Address
 
 _SO_MAX_PACING_RATE = 47  # Linux 3.13; Python has no name for it
-_SIOCOUTQ, _SIOCGIFADDR = 0x5411, 0x8915
+_SIOCOUTQ, _SIOCGIFCONF = 0x5411, 0x8912
+_IFREQ_BYTES, _MOST_ADDRESSES = 40, 1024
 _TCP_INFO_MIN_RTT_AT = 148  # Linux 4.6; microseconds
 # bytes and microseconds, of 64 bits each
 _TCP_INFO_ACKED_AT, _TCP_INFO_BUSY_AT, _TCP_INFO_NO_ROOM_AT = 120, 168, 176
@@ -142,13 +143,17 @@ def sent_counts(sock: socket.socket) -> LinkCount:
 
 
 def interface_of(host: str) -> str:
-    """The network interface that has this address; empty when none is found."""
+    """The network interface that has this IPv4 address, be it its first or another one; empty when
+    none is found."""
+    room = ctypes.create_string_buffer(_MOST_ADDRESSES * _IFREQ_BYTES)
+    asked = struct.pack("iP", len(room), ctypes.addressof(room))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(found[20:24]) == host:
-                    return name
+        nbytes, _ = struct.unpack("iP", fcntl.ioctl(probe, _SIOCGIFCONF, asked))
+    for at in range(0, nbytes, _IFREQ_BYTES):
+        one = room.raw[at : at + _IFREQ_BYTES]
+        if socket.inet_ntoa(one[20:24]) == host:
+            label = one[:16].rstrip(b"\0").decode(errors="replace")
+            return label.partition(":")[0]  # `eth0:1` is another address of `eth0`
     return ""
 
 

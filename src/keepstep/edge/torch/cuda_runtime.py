@@ -21,6 +21,9 @@ import torch
 
 NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the legacy default stream
 LOWEST_PRIORITY = 0
+# The highest there is. Torch's pool has down to -3, and NCCL's streams are from it: streams of
+# different priorities never share one of the device's queues.
+SPARED_PRIORITY = -5
 RELAXED = 2  # cudaStreamCaptureModeRelaxed
 PLACE_BYTES = 32  # 13 are told, with the end
 
@@ -37,15 +40,15 @@ def _runtime() -> Any:
         return None
 
 
-def own_stream(device: torch.device) -> Any:
-    """A stream of the lowest priority for the life of the process; else one of torch's pool."""
+def own_stream(device: torch.device, priority: int = LOWEST_PRIORITY) -> Any:
+    """A stream of that priority for the life of the process; else one of torch's pool."""
     runtime = _runtime()
     if runtime is not None:
         made = ctypes.c_void_p()
         with torch.cuda.device(device):
             try:
                 code = runtime.cudaStreamCreateWithPriority(
-                    ctypes.byref(made), NON_BLOCKING, LOWEST_PRIORITY
+                    ctypes.byref(made), NON_BLOCKING, priority
                 )
             except AttributeError:
                 code = -1

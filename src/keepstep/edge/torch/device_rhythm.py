@@ -16,6 +16,10 @@ collectives overlap the network counts as busy until the later one of them is ov
 for its peer hides what comes behind it, and the network counts as busy. That errs on the safe side,
 and what stands still for long is told by the gate (`core/pacing/gate.py`).
 
+CUDA has fewer queues than a program has streams. Streams that share one wait for each other, and
+this one waits for collectives: a trainer behind it would not compute meanwhile. So it has a
+priority that no other stream has, and with it a queue of its own (`cuda_runtime.py`).
+
 Called on the thread that orders collectives, and on the trainer's; never waits for the device. What
 is captured into a CUDA graph, and each replay of it, is not told.
 
@@ -34,7 +38,7 @@ import torch
 
 from keepstep.edge.shm.collective_profile_page import QueuedProfileWriter
 from keepstep.edge.torch.cuda_pages import CudaPages
-from keepstep.edge.torch.cuda_runtime import own_stream, written_by
+from keepstep.edge.torch.cuda_runtime import SPARED_PRIORITY, own_stream, written_by
 from keepstep.edge.torch.page_locks import PageLocker
 from keepstep.model.rhythm import NO_STEP, Gap, StepSeen
 from keepstep.model.units import MS_NS, PAGE_BYTES
@@ -47,9 +51,10 @@ WriteFrom = Callable[[Any, int], bool]  # have this stream write this number; wh
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """Of a moment on the device: from there on it is in that state."""
+    """Of a moment on the device: from there on it is in that state. is_boundary: a step begins."""
 
     event: Any
+    is_boundary: bool
     step: int
     entered: int
     pending: int
@@ -59,35 +64,31 @@ class _Stretches:
     """What marks come to, in the device's own time: a step at a time."""
 
     def __init__(self) -> None:
-        self._step, self._entered = NO_STEP, 0
+        self._at: _Mark | None = None
         self._began_ns = self._idle_from_ns = 0
         self._gaps: list[Gap] = []
         self._is_whole = False
 
-    def reached(self, step: int, entered: int, pending: int, now_ns: int) -> StepSeen | None:
-        """The device is in that state from now on. The step that ended with that, if one did."""
-        is_next = entered == pending == 0
-        if is_next or pending:
-            self._gap(now_ns)
-        if not is_next:
-            self._entered = entered
+    def reached(self, mark: _Mark, now_ns: int) -> StepSeen | None:
+        """The device is there. The step that ended with that, if one did."""
+        at, self._at = self._at, mark
+        was_idle = at is not None and not at.pending
+        if was_idle and now_ns > self._idle_from_ns and (mark.pending or mark.is_boundary):
+            assert at is not None
+            self._gaps.append(Gap(at.entered, self._idle_from_ns, now_ns))
+        if not was_idle or mark.is_boundary:
             self._idle_from_ns = now_ns
+        if not mark.is_boundary:
             return None
         ended = None
-        if self._is_whole and self._step != NO_STEP != step:
-            ended = StepSeen(self._step, self._began_ns, now_ns, self._entered, tuple(self._gaps))
-        self._step, self._entered, self._gaps = step, 0, []
-        self._began_ns = self._idle_from_ns = now_ns
-        self._is_whole = True
+        if at is not None and self._is_whole and at.step != NO_STEP != mark.step:
+            ended = StepSeen(at.step, self._began_ns, now_ns, at.entered, tuple(self._gaps))
+        self._began_ns, self._gaps, self._is_whole = now_ns, [], True
         return ended
 
     def lacks(self) -> None:
         """Something of the present step is not known."""
         self._is_whole = False
-
-    def _gap(self, now_ns: int) -> None:
-        if now_ns > self._idle_from_ns:
-            self._gaps.append(Gap(self._entered, self._idle_from_ns, now_ns))
 
 
 class DeviceRhythm:
@@ -111,9 +112,9 @@ class DeviceRhythm:
         self._last: Any = None  # the one that was read last: what follows is counted from it
         self._now_ns = 0
         self._seen = _Stretches()
-        self._step, self._entered = NO_STEP, 0
+        self._step, self._entered, self._pending = NO_STEP, 0, 0
         self._spare: list[Any] = []  # timing events
-        self._spare_begins: list[Any] = []
+        self._ordered = cuda.Event()
         self._has_failed = False
 
     def step(self, step: int) -> None:
@@ -124,38 +125,35 @@ class DeviceRhythm:
                 return
             try:
                 self._read()
-                self._follow(self._begin())
+                self._follow_trainer()
                 self._step, self._entered = step, 0
-                self._reach(0, 0)
+                self._reach(is_boundary=True)
             except RuntimeError:  # of the device: the program will hear of it
                 self._has_failed = True
 
-    def begins(self) -> Any:
-        """A collective is about to be queued: what it waits for on the trainer's stream; None where
-        it is not told of."""
+    def begins(self) -> bool:
+        """A collective is about to be queued; False where that is not told."""
         with self._lock:
+            if self._step == NO_STEP or not self._can_order():
+                return False
             try:
-                return self._begin() if self._can_order() else None
+                self._follow_trainer()
+                self._entered, self._pending = self._entered + 1, self._pending + 1
+                self._reach()
             except RuntimeError:
                 self._has_failed = True
-                return None
+            return True
 
-    def queued(self, began: Any, end: Any) -> None:
-        """It was; `end`: an event behind it."""
-        if began is None:
-            return
+    def queued(self, end: Any) -> None:
+        """One of which that was told is queued; `end`: an event behind it, None where it failed."""
         with self._lock:
-            if self._step == NO_STEP:
-                self._spare_begins.append(began)
-                return
+            self._pending -= 1
             if self._has_failed:
                 return
             try:
-                self._follow(began)
-                self._entered += 1
-                self._reach(self._entered, 1)
-                self._stream.wait_event(end)
-                self._reach(self._entered, 0)
+                if end is not None:
+                    self._stream.wait_event(end)
+                self._reach()
             except RuntimeError:
                 self._has_failed = True
 
@@ -179,27 +177,23 @@ class DeviceRhythm:
     def _can_order(self) -> bool:
         return not self._has_failed and not self._cuda.is_current_stream_capturing()
 
-    def _begin(self) -> Any:
-        event = self._spare_begins.pop() if self._spare_begins else self._cuda.Event()
-        event.record(self._cuda.current_stream(self._device))
-        return event
+    def _follow_trainer(self) -> None:
+        """What is ordered from here on is behind what this thread has queued. The event may be
+        recorded anew at once: a wait is for what was recorded when it was ordered."""
+        self._ordered.record(self._cuda.current_stream(self._device))
+        self._stream.wait_event(self._ordered)
 
-    def _follow(self, began: Any) -> None:
-        """The event may be used again at once: a wait is for what was recorded when it was
-        ordered."""
-        self._stream.wait_event(began)
-        self._spare_begins.append(began)
-
-    def _reach(self, entered: int, pending: int) -> None:
+    def _reach(self, is_boundary: bool = False) -> None:
         is_full = len(self._marks) >= MOST_MARKS
-        number = None if is_full else self._page.state(self._step, entered, pending)
+        at = self._step, self._entered, self._pending
+        number = None if is_full else self._page.state(*at)
         if number is None or not self._write(self._stream, number):
             if not self._marks or self._marks[-1] is not None:
                 self._marks.append(None)
             return
         event = self._spare.pop() if self._spare else self._cuda.Event(enable_timing=True)
         event.record(self._stream)
-        self._marks.append(_Mark(event, self._step, entered, pending))
+        self._marks.append(_Mark(event, is_boundary, *at))
 
     def _read(self) -> None:
         """As far as the device has come."""
@@ -216,7 +210,7 @@ class DeviceRhythm:
                 self._now_ns += max(0, int(self._last.elapsed_time(mark.event) * MS_NS))
                 self._spare.append(self._last)
             self._last = mark.event
-            ended = self._seen.reached(mark.step, mark.entered, mark.pending, self._now_ns)
+            ended = self._seen.reached(mark, self._now_ns)
             if ended is not None:
                 self._page.saw(ended)
 
@@ -234,7 +228,7 @@ def device_rhythm(
         page.close()
         return None
     write = written_by(device, address)
-    stream = own_stream(device)
+    stream = own_stream(device, SPARED_PRIORITY)
     if write is None or not write(stream, 0):
         locker.unregister(address)
         page.close()

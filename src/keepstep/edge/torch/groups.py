@@ -494,11 +494,13 @@ class TorchGroup(dist.ProcessGroup):
         """The caller's own tensors: what is queued behind the collective finds the result there.
         Raises what NCCL raises where nobody will say that a peer is lost."""
         members, is_captured = self._members, _is_captured(device)
-        began = members.on_order()
+        is_told = members.on_order()
         try:
             with members.waiting():  # where it is queued on the caller's own stream
                 under_way = act(inner.group, outputs, inputs)
         except RuntimeError as error:
+            if is_told:
+                members.on_queued(None)
             if not members.broke(told_in_short(error)):
                 raise
             return OverWork(outputs, device)
@@ -513,8 +515,8 @@ class TorchGroup(dist.ProcessGroup):
         work = QueuedWork(under_way, end, members)
         if not is_captured:
             members.queued(work)
-        if event is not None:
-            members.on_queued(began, event)
+        if is_told:
+            members.on_queued(event)
         return work
 
 

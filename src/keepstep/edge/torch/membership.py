@@ -83,10 +83,10 @@ class Membership:
     only sign, and is raised.
 
     `on_enter` hears every collective that is called, `on_begin` and `on_end` those of the CPU that
-    use the network, `on_order` that one is about to be queued on the device, and `on_queued` that
-    it was, with what `on_order` has returned and an event behind its end, `on_busy` that one is
-    under way or none is any more, `on_wait` that a thread begins to wait in one, and has waited,
-    `on_give` what is given to sums over ranks, on whichever thread that is.
+    use the network, `on_order` that one is about to be queued on the device, and where it returns
+    True `on_queued` that it was, with an event behind its end, or with None that it was not,
+    `on_busy` that one is under way or none is any more, `on_wait` that a thread begins to wait in
+    one, and has waited, `on_give` what is given to sums over ranks, on whichever thread that is.
     """
 
     def __init__(self) -> None:
@@ -109,8 +109,8 @@ class Membership:
         self.on_error: Callable[[str], None] = lambda why: None
         self.on_begin: Callable[[], None] = lambda: None
         self.on_end: Callable[[int], None] = lambda count: None
-        self.on_order: Callable[[], Any] = lambda: None
-        self.on_queued: Callable[[Any, Any], None] = lambda began, end: None
+        self.on_order: Callable[[], bool] = lambda: False
+        self.on_queued: Callable[[Any], None] = lambda end: None
         self.on_busy: Callable[[bool], None] = lambda is_busy: None
         self.on_wait: Callable[[bool], None] = lambda begins: None
         self.on_give: Callable[[Any], None] = lambda tensors: None

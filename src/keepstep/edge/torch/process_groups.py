@@ -161,7 +161,7 @@ class TorchGroups:
         membership.on_enter = _nothing
         membership.on_begin = _nothing
         membership.on_end = _nothing
-        membership.on_order = membership.on_queued = _nothing
+        membership.on_order, membership.on_queued = _not_told, _nothing
         profile, self._profile = self._profile, None
         if profile is not None:
             profile.close()
@@ -235,6 +235,10 @@ def _gather_without_numpy(distributed: Any, mine: Any) -> list[Any]:
         pickle.loads(ctypes.string_at(tensor.data_ptr(), int(size)))
         for tensor, size in zip(found, sizes, strict=True)
     ]
+
+
+def _not_told() -> bool:
+    return False
 
 
 def _nothing(*_: Any) -> None:
