@@ -1,16 +1,14 @@
 """What a node's keeper is told of the collectives of a device.
 
-    KEEPSTEP_UNTESTED_NCCL_GROUPS=1 keepstep run --nproc-per-node 2 benchmarks/gpu/rhythm.py
     KEEPSTEP_UNTESTED_NCCL_GROUPS=1 python -m benchmarks.gpu.rhythm nodes [ROUNDS]
     python -m benchmarks.gpu.rhythm queues
 
-**Under `keepstep run`**: idle time of a step as the page tells it, beside timing events of the
-program's own; how much of the time the pulse says that the network is busy, asked each millisecond;
-what telling costs the thread that orders a collective.
-
 **`nodes`**: two nodes on this machine, at addresses that are not loopback's, train on the same
 device, NCCL over sockets: without redundancy, with copies sent at once, with copies interleaved, in
-turns. What the keepers say of when the bytes went. Needs root.
+turns (half a minute each). What the keepers say of when the bytes went. Where copies are
+interleaved: idle time of a step as the page tells it, beside timing events of the program's own;
+how much of the time the pulse says that the network is busy, asked each millisecond; what telling
+costs the thread that orders a collective. Needs root.
 
 **`queues`**: of 40 streams that wait for something that takes long, how many hold up what the
 trainer orders next, by their priority.
@@ -19,6 +17,7 @@ trainer orders next, by their priority.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import socket
@@ -74,30 +73,23 @@ def mark() -> torch.cuda.Event:
     return event
 
 
-def told() -> None:
-    device = torch.device("cuda", RANK % torch.cuda.device_count())
+def trained() -> None:
+    """A rank of `nodes`."""
+    device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     keepstep.init_process_group(device_id=device)
+    torch.manual_seed(RANK)
     weight = torch.nn.Parameter(torch.zeros(1 << 20, device=device))
+    own = torch.randn(50_000_000, device=device)  # 200 MB, which no other rank has
     optimizer = torch.optim.SGD([weight], 1e-3)
-    job = keepstep.protect(weight=weight, optimizer=optimizer)
-    gradient = torch.ones(4 << 20, device=device)
-    page = CollectiveProfileReader(MEMORY, profile_path(job._rank._options.job_dir, RANK))
-    pulses: list[int] = []
-    is_over = threading.Event()
-
-    def ask() -> None:
-        while not is_over.wait(0.001):
-            pulse = page.pulse(time.monotonic_ns())
-            if pulse is not None and pulse.step >= FROM:
-                pulses.append(pulse.pending)
-
-    asks = threading.Thread(target=ask, daemon=True)
-    asks.start()
+    job = keepstep.protect(weight=weight, optimizer=optimizer, own=own)
+    gradient = torch.ones(16 << 20, device=device)
+    asks = Asks(job._rank._options.job_dir)
     marks: list[list[torch.cuda.Event]] = []
     for _ in job.steps(STEPS):
         at = [mark()]
         torch.cuda._sleep(BEFORE)
+        own.add_(1.0)
         at.append(mark())
         work = dist.all_reduce(gradient, async_op=True)
         assert work is not None
@@ -109,11 +101,43 @@ def told() -> None:
         if len(marks) > 3:  # a loop that logs what was three steps ago
             marks[-3][0].synchronize()
     torch.cuda.synchronize()
-    is_over.set()
-    asks.join()
-    _compare(page, marks, pulses)
-    _cost(device)
+    pulses = asks.end()
+    if asks.page is not None:
+        _compare(asks.page, marks, pulses)
+        _cost(device)
+    starts = [at[0] for at in marks[FROM:]]
+    times = [began.elapsed_time(ended) for began, ended in itertools.pairwise(starts)]
+    if RANK == 0:
+        counted = read_word(MEMORY, job._rank._options.job_dir / COUNT_FILE, Interleaved)
+        found = {"ms": statistics.median(times), "captured": job._rank._page.read().captured_steps}
+        if counted is not None:
+            sent = (counted.idle_bytes, counted.late_bytes, counted.free_bytes)
+            found |= {"idle_late_free_mb": [round(nbytes / 1e6) for nbytes in sent]}
+        Path(os.environ["BENCH_RESULT"]).write_text(json.dumps(found))
     job.close()
+
+
+class Asks:
+    """Whoever asks the page each millisecond whether the network is busy, if there is a page."""
+
+    def __init__(self, job_dir: Path) -> None:
+        path = profile_path(job_dir, RANK)
+        self.page = CollectiveProfileReader(MEMORY, path) if path.exists() else None
+        self._pulses: list[int] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        while self.page is not None and not self._is_over.wait(0.001):
+            pulse = self.page.pulse(time.monotonic_ns())
+            if pulse is not None and pulse.step >= FROM:
+                self._pulses.append(pulse.pending)
+
+    def end(self) -> list[int]:
+        self._is_over.set()
+        self._thread.join()
+        return self._pulses
 
 
 def _compare(
@@ -169,41 +193,6 @@ def _cost(device: torch.device) -> None:
     say("cost_us", **{name: statistics.median(found) for name, found in took.items()})
 
 
-def trained() -> None:
-    """A rank of `nodes`."""
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
-    keepstep.init_process_group(device_id=device)
-    torch.manual_seed(RANK)
-    layers = [torch.nn.Linear(2048, 2048) for _ in range(8)]
-    model = torch.nn.Sequential(*layers).to(device)
-    own = torch.randn(50_000_000, device=device)  # 200 MB, which no other rank has
-    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=32)
-    optimizer = torch.optim.AdamW(model.parameters())
-    job = keepstep.protect(model=model, optimizer=optimizer, own=own)
-    marks = []
-    for _ in job.steps(STEPS):
-        torch.cuda._sleep(200_000_000)  # some 115 ms
-        own.add_(1.0)
-        ddp(torch.randn(4, 2048, device=device)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        marks.append(mark())
-        if len(marks) > 3:
-            marks[-3].synchronize()
-    torch.cuda.synchronize()
-    times = [a.elapsed_time(b) for a, b in zip(marks[FROM:], marks[FROM + 1 :], strict=False)]
-    if RANK == 0:
-        page = job._rank._page.read()
-        counted = read_word(MEMORY, job._rank._options.job_dir / COUNT_FILE, Interleaved)
-        found = {"ms": statistics.median(times), "captured": page.captured_steps}
-        if counted is not None:
-            sent = (counted.idle_bytes, counted.late_bytes, counted.free_bytes)
-            found |= {"idle_late_free_mb": [round(nbytes / 1e6) for nbytes in sent]}
-        Path(os.environ["BENCH_RESULT"]).write_text(json.dumps(found))
-    job.close()
-
-
 def with_address(number: int) -> str:
     """Another address of this machine, which is none of loopback's own."""
     host = f"10.77.7.{number}"
@@ -239,7 +228,6 @@ def _trained_on_nodes(room: Path, hosts: list[str], policy: str, interleave: str
             "KEEPSTEP_REDUNDANCY": policy,
             "KEEPSTEP_INTERLEAVE": interleave,
             "BENCH_RESULT": str(room / "result"),
-            "RHYTHM_NODES": "1",
             "NCCL_P2P_DISABLE": "1",
             "NCCL_SHM_DISABLE": "1",
             "NCCL_SOCKET_IFNAME": "lo",
@@ -272,6 +260,10 @@ def _trained_on_nodes(room: Path, hosts: list[str], policy: str, interleave: str
         for number in range(2):
             print((room / f"output-{number}").read_text()[-2000:], flush=True)
         sys.exit("the nodes have not ended well")
+    for number in range(2):
+        for line in (room / f"output-{number}").read_text().splitlines():
+            if line.startswith(("rhythm:", "cost_us:")):
+                print(line, flush=True)
     found: dict[str, Any] = json.loads((room / "result").read_text())
     return found
 
@@ -313,7 +305,5 @@ def queues() -> None:
 if __name__ == "__main__":
     if RANK < 0:
         {"nodes": nodes, "queues": queues}[sys.argv[1]](*sys.argv[2:])
-    elif "RHYTHM_NODES" in os.environ:
-        trained()
     else:
-        told()
+        trained()

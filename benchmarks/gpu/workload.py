@@ -92,6 +92,7 @@ class Trainer:
             saver.save()
             host_s.append(time.perf_counter() - began)
         saver.before_update()
+        saver.end()
         return {"call_ms": 1e3 * sum(host_s) / len(host_s)}
 
 
@@ -104,6 +105,9 @@ class Nothing:
 
     def save(self) -> None:
         """Nothing is kept."""
+
+    def end(self) -> None:
+        """Nothing is to be waited for."""
 
 
 class Raw(Nothing):
@@ -165,6 +169,10 @@ class DcpAsync(Nothing):
         self._saves = dcp.async_save(
             state, checkpoint_id=self._home.name, async_stager=self._stager, no_dist=True
         )
+
+    def end(self) -> None:
+        self._saves.result()
+        self._home.cleanup()
 
 
 class TorchSave(Nothing):

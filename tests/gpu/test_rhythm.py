@@ -93,7 +93,19 @@ def test_a_collective_that_is_queued_is_not_under_way(told: Told, at_once: bool)
     assert told.says() == (0, 1, 0) and asked > 100
 
 
-@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize(
+    "at_once",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.xfail(
+                reason="seen on an H200, with one rank: the page tells of none of them before the "
+                "last one is over, and nobody knows why (docs/gpu.md)"
+            ),
+        ),
+    ],
+)
 def test_while_one_is_under_way_the_page_says_so(told: Told, at_once: bool) -> None:
     told.groups.profile_step(0)
     torch.cuda._sleep(LONG)

@@ -41,6 +41,7 @@ from keepstep.model.wire import MAX_STREAMS
 
 MIN_SECRET_BYTES = 16
 MAX_PORT = 65535
+MAX_DSCP = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,18 @@ class Options(Generic[Unset, Directory]):
         "can be measured and helps. off: send them at once.",
         example="off",
         metavar="auto|off",
+    )
+    copy_dscp: int | Unset = option(
+        default=0,
+        check=Check(
+            f"a differentiated services code point, 0 to {MAX_DSCP}",
+            lambda value: 0 <= value <= MAX_DSCP,
+        ),
+        topic=Topic.NODES,
+        help="Class of the packets that carry copies between nodes, for a network whose switches "
+        "serve collectives first, such as 1 for lower effort (RFC 8622). 0: that of all packets.",
+        example=1,
+        metavar="N",
     )
     block_mac: str | Unset = option(
         default="auto",

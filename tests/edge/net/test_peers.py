@@ -7,6 +7,7 @@ Nothing sleeps: tests wait for what the handlers are told.
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 import queue
 import random
@@ -339,6 +340,30 @@ def test_a_pacer_keeps_its_rate(town: Town) -> None:
     all_done(send_all(one, 2, data, 256 * KIB, ears[0]), 8)
     assert 0.2 < time.monotonic() - began < 5.0
     assert ears[1].memory == data
+
+
+def test_packets_of_copies_have_a_class_of_their_own_and_those_of_messages_have_not(
+    town: Town,
+) -> None:
+    data = memoryview(random.Random(2).randbytes(256 * KIB))
+    ears = Ear(), Ear(memoryview(bytearray(len(data))))
+    one, two, _ = linked(town, *ears, tcp=TcpOptions(copy_dscp=1))
+    all_done(send_all(one, 2, data, 64 * KIB, ears[0]), 4)
+
+    def classes(peers: Peers) -> list[int]:
+        """Of what was made to it, as the kernel has it."""
+        found = [
+            each.getsockopt(socket.IPPROTO_IP, socket.IP_TOS)
+            for each in gc.get_objects()
+            if isinstance(each, socket.socket)
+            and each.fileno() >= 0
+            and each.getsockname() == peers.address
+            and not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        ]
+        return sorted(found)
+
+    both = classes(one) + classes(two)
+    assert sorted(both) == [0, 4, 4], "one connection for messages, one each way for copies"
 
 
 def test_the_kernel_is_told_priority_and_pacing() -> None:

@@ -68,7 +68,10 @@ def test_a_round_trip_is_known_once_something_was_answered(
 
 def test_blocks_yield_to_others(pair: tuple[socket.socket, socket.socket]) -> None:
     yield_to_others(pair[0])
-    assert pair[0].getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == BULK_PRIORITY
+    yield_to_others(pair[1], dscp=1)
+    for end in pair:
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == BULK_PRIORITY
+    assert [end.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) for end in pair] == [0, 4]
 
 
 def test_buffers_follow_the_link_unless_they_are_set() -> None:

@@ -38,9 +38,14 @@ class BufferCarrier(Carrier):
     """Of one connection. `limit_s`: how long one read may take."""
 
     def __init__(
-        self, sock: socket.socket, buffers: NixlBuffers, limit_s: float, pacer: Pacer | None = None
+        self,
+        sock: socket.socket,
+        buffers: NixlBuffers,
+        limit_s: float,
+        pacer: Pacer | None = None,
+        copy_dscp: int = 0,
     ) -> None:
-        super().__init__(sock, pacer)
+        super().__init__(sock, pacer, copy_dscp)
         self._buffers = buffers
         self._limit_s = limit_s
         self._records: Records | None = None  # from the handshake on, where there are any

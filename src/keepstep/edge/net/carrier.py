@@ -33,11 +33,13 @@ def _nobody_waits() -> None:
 
 
 class Carrier:
-    """Of one connection. `Transport` to its endpoint. `pacer`: all bytes sent keep to its rate."""
+    """Of one connection. `Transport` to its endpoint. `pacer`: all bytes sent keep to its rate.
+    `copy_dscp`: see `yield_to_others`."""
 
-    def __init__(self, sock: socket.socket, pacer: Pacer | None = None) -> None:
+    def __init__(self, sock: socket.socket, pacer: Pacer | None = None, copy_dscp: int = 0) -> None:
         self._sock = sock
         self._pacer = pacer
+        self._copy_dscp = copy_dscp
         self._bell = threading.Event()  # there may be something to send
 
     # for the endpoint
@@ -73,7 +75,7 @@ class Carrier:
             if endpoint.closing is None:
                 if endpoint.index:
                     with contextlib.suppress(OSError):
-                        yield_to_others(self._sock)
+                        yield_to_others(self._sock, self._copy_dscp)
                 writer.start()
                 while endpoint.closing is None:
                     self._receive(endpoint, "closed by the other side")

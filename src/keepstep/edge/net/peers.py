@@ -251,10 +251,10 @@ class Peers:
         carrier.carry(endpoint, self._options.tcp.handshake_s, self._unproven.release)
 
     def _new_carrier(self, sock: socket.socket) -> Carrier:
-        options = self._options
+        options, dscp = self._options, self._options.tcp.copy_dscp
         if options.buffers is None:
-            return Carrier(sock, options.pacer)
-        return BufferCarrier(sock, options.buffers, options.tcp.unacked_s, options.pacer)
+            return Carrier(sock, options.pacer, dscp)
+        return BufferCarrier(sock, options.buffers, options.tcp.unacked_s, options.pacer, dscp)
 
     def _start(self, run: Callable[..., None], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=run, args=args, name=run.__name__.strip("_"), daemon=True)

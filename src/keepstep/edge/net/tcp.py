@@ -34,6 +34,7 @@ class TcpOptions:
     `max_pacing_bytes_per_s` (SO_MAX_PACING_RATE, one connection) are left alone when None. Buffers
     that are set stay as they are: the kernel makes them no larger than `net.core.wmem_max` and
     `rmem_max` without a word, and follows the link with its own (`tcp_wmem`, `tcp_rmem`) no more.
+    `copy_dscp`: of connections that carry blocks, see `yield_to_others`.
     """
 
     buffer_bytes: int | None = None
@@ -42,6 +43,7 @@ class TcpOptions:
     handshake_s: float = 5.0
     priority: int | None = None
     max_pacing_bytes_per_s: int | None = None
+    copy_dscp: int = 0
 
 
 def listen(address: Address, options: TcpOptions) -> socket.socket:
@@ -94,9 +96,11 @@ def _tune(sock: socket.socket, options: TcpOptions) -> None:
         sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, options.max_pacing_bytes_per_s)
 
 
-def yield_to_others(sock: socket.socket) -> None:
-    """Behind all other traffic, where the interface's queue has bands. Where it has none, nothing
-    changes."""
+def yield_to_others(sock: socket.socket, dscp: int = 0) -> None:
+    """Behind all other traffic, where the interface's queue has bands; and where the network's have
+    classes, in that one: `dscp` is what its packets say (RFC 2474). Elsewhere nothing changes."""
+    if dscp:  # which sets the priority, too
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, dscp << 2)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, BULK_PRIORITY)
 
 

@@ -39,11 +39,12 @@ class TcpLinks:
         more_hosts: Sequence[str] = (),
         buffers: NixlBuffers | None = None,
         refused: Callable[[str, str], None] = nobody_told,
+        copy_dscp: int = 0,
     ) -> None:
         """`silence_ns`: bytes that the other kernel has not acknowledged for so long break a
         connection. `new_table(me, secret, encrypt, shell)`: the table of links of that keeper.
         `more_hosts`: addresses of other interfaces of this node. `buffers`: closed with the links.
-        `refused`: see `PeerOptions`.
+        `refused`: see `PeerOptions`. `copy_dscp`: see `TcpOptions`.
 
         Raises KeeperError when an address is not this node's, or taken.
         """
@@ -52,7 +53,7 @@ class TcpLinks:
         self._buffers = buffers
         self._new_table = new_table
         self._refused = refused
-        self._tcp = TcpOptions(unacked_s=silence_ns / S_NS)
+        self._tcp = TcpOptions(unacked_s=silence_ns / S_NS, copy_dscp=copy_dscp)
         self._reserved: list[socket.socket] = []
         try:
             for each in (address, *((host, 0) for host in more_hosts)):

@@ -28,6 +28,7 @@ NAMES = (
     "link_dead_s",
     "link_streams",
     "interleave",
+    "copy_dscp",
     "block_mac",
     "transport",
     "adopt",

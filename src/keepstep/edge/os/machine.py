@@ -6,18 +6,15 @@ import os
 import socket
 from pathlib import Path
 
-# Beside an H200 four hash 20 to 27 GB/s, eight 37 to 45, sixteen 62, and its bus brings 55.
-MOST_PROOF_THREADS, MOST_CAPTURE_THREADS = 16, 8
+# Beside an H200 four hash 20 to 27 GB/s, eight 37 to 45, sixteen 62, and its bus brings 55. A
+# restore with sixteen took no less time than with eight.
+MOST_PROOF_THREADS = 8
 
 
 def proof_threads() -> int:
-    """How many threads hash or copy a state at once while the trainer waits for it."""
+    """How many threads hash or copy a state at once: while the trainer waits for it, or while it
+    comes from a device."""
     return min(MOST_PROOF_THREADS, len(os.sched_getaffinity(0)))
-
-
-def capture_threads() -> int:
-    """How many hash it while it comes from a device and the trainer trains."""
-    return min(MOST_CAPTURE_THREADS, len(os.sched_getaffinity(0)))
 
 
 def available_bytes() -> int:

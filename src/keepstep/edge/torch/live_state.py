@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from keepstep.config import Settings
-from keepstep.edge.os.machine import capture_threads, proof_threads
+from keepstep.edge.os.machine import proof_threads
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch import capture, predict, restore
 from keepstep.edge.torch.copy_plans import CopyPlans
@@ -99,7 +99,7 @@ class TorchState:
             known_bad=self._protected.known_bad,
             plans=self._plans,
             frozen=self._frozen,
-            hash_threads=capture_threads(),
+            hash_threads=proof_threads(),
         )
 
     def still_blocks(self, gathered: Gathered, block_bytes: int) -> frozenset[int]:

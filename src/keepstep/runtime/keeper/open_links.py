@@ -88,12 +88,13 @@ def open_tcp_links(
     more_hosts: Sequence[str] = (),
     transport: str = "tcp",
     refused: Callable[[str, str], None] = nobody_told,
+    copy_dscp: int = 0,
 ) -> TcpLinks:
     """See `ports.OpenLinks`. `gate`: says when blocks may go, and is asked by one thread at a
     time; without one they always may. `block_mac`: auto, on or off. `streams`: as many as help,
     unless given. `more_hosts`: addresses of other interfaces of this node. `transport`: tcp, or
     nixl for blocks by registered memory. `refused`: who came to the door and did not knock right,
-    and why; on any thread.
+    and why; on any thread. `copy_dscp`: the class of packets that carry copies, 0 for that of all.
 
     Raises KeeperError when the address is not this node's, or links need what cannot be had."""
     timeouts = LinkTimeouts.within(dead_ns)
@@ -117,6 +118,7 @@ def open_tcp_links(
             more_hosts,
             buffers,
             refused,
+            copy_dscp,
         )
     except KeeperError:
         if buffers is not None:

@@ -159,6 +159,7 @@ class KeeperProcess:
             more_hosts,
             settings.transport,
             self._knocked_wrong,
+            settings.copy_dscp,
         )
 
     def _knocked_wrong(self, source: str, why: str) -> None:
