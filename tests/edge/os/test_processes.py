@@ -13,8 +13,10 @@ import pytest
 from keepstep.config import Settings, resolve
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.edge.net.unix_socket import Mailbox
+from keepstep.edge.os import processes
 from keepstep.edge.os.keeper_settings import write_keeper_settings
 from keepstep.edge.os.processes import ensure_keeper
+from keepstep.errors import KeeperError
 from keepstep.model.messages.keeper_agent import AgentHere, JobEnded
 from tests.pidfds import ends
 
@@ -65,6 +67,27 @@ def test_a_living_keeper_is_found_not_doubled(keeper: Mailbox, settings: Setting
     second = ensure_keeper(settings, AGENT_WITH_KEEPER)
     assert second.peer()[0] == keeper.peer()[0]
     second.close()
+
+
+def test_modules_are_found_from_its_directory_as_from_here(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", "", "/else/where", "."]))
+    box = ensure_keeper(settings, AGENT_WITH_KEEPER)
+    places = psutil.Process(box.peer()[0]).environ()["PYTHONPATH"].split(os.pathsep)
+    assert places == [str(tmp_path / "src"), "/else/where", str(tmp_path)]
+    end(box, settings)
+
+
+def test_a_keeper_that_ends_at_once_is_told_with_its_last_word(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "KEEPER_MODULE", "no_such_module")
+    settings.journal_path.parent.mkdir(parents=True)
+    settings.journal_path.with_name("keeper.log").write_text("of another life\n")
+    with pytest.raises(KeeperError, match=r"ended with: .*No module named '?no_such_module'?; its"):
+        ensure_keeper(settings, AGENT_WITH_KEEPER, timeout_s=2.0)
 
 
 def test_a_killed_keeper_has_a_successor(settings: Settings) -> None:

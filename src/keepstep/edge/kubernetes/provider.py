@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable
 
 from keepstep.edge.os.own_modules import module_words
-from keepstep.edge.os.provider import environ_of, last_line
+from keepstep.edge.os.provider import environ_of
+from keepstep.edge.os.said import last_line
 from keepstep.model.lost import LostNode
 
 WITHIN_S = 600.0  # the child gives up before

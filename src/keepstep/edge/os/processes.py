@@ -17,8 +17,9 @@ from pathlib import Path
 from keepstep.config import Settings
 from keepstep.edge.net.unix_socket import Mailbox, OnRefused, ignore_refused
 from keepstep.edge.os.job_directory import claim_job_dir
-from keepstep.edge.os.own_file import append_to_own
-from keepstep.edge.os.own_modules import module_words
+from keepstep.edge.os.own_file import append_to_own, read_regular
+from keepstep.edge.os.own_modules import found_from_anywhere, module_words
+from keepstep.edge.os.said import LAST_BYTES, last_line
 from keepstep.errors import KeeperError
 from keepstep.model.launch import AGENT_SOCKET, RANK_OF
 from keepstep.ports import MessageCodec
@@ -48,7 +49,7 @@ def ensure_keeper(
     socket_path = settings.job_dir / "keeper.sock"
     deadline = time.monotonic() + timeout_s
     log_path = settings.journal_path.with_name("keeper.log")
-    started_at = 0.0
+    started_at, silent_at = 0.0, _size_of(log_path)
     claim_job_dir(settings.job_dir)
     while True:
         try:
@@ -57,8 +58,10 @@ def ensure_keeper(
             pass
         now = time.monotonic()
         if now > deadline:
+            said = _said_in(log_path, silent_at)
             raise KeeperError(
-                f"no keeper answered at {socket_path} within {timeout_s:.0f} s; its log: {log_path}"
+                f"no keeper answered at {socket_path} within {timeout_s:.0f} s"
+                f"{f', it ended with: {said}' if said else ''}; its log: {log_path}"
             )
         # several ranks may start one each: the lock in the job directory lets one live
         if now - started_at > 3.0:
@@ -66,6 +69,21 @@ def ensure_keeper(
             claim_job_dir(settings.job_dir)
             start_keeper(settings)
         time.sleep(0.01)
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _said_in(path: Path, after: int) -> str:
+    """The last line that was written there behind so many bytes; empty when none was, or it cannot
+    be read."""
+    try:
+        with open(read_regular(path), "rb") as file:
+            file.seek(max(after, _size_of(path) - LAST_BYTES))
+            return last_line(file.read(LAST_BYTES)) if _size_of(path) > after else ""
+    except OSError:
+        return ""
 
 
 def _log_at(path: Path) -> int:
@@ -101,7 +119,9 @@ def start_keeper(settings: Settings, teller: str = "") -> None:
             cwd="/",
             # It outlives the agent: what ends that one's processes must not take it for a rank.
             env={
-                **{name: v for name, v in os.environ.items() if name not in RANK_MARKS},
+                **found_from_anywhere(
+                    {name: v for name, v in os.environ.items() if name not in RANK_MARKS}
+                ),
                 **settings.secret_env(),
             },
             check=True,

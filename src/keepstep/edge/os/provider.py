@@ -14,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import astuple
 
 from keepstep.config.settings import INTERNAL
+from keepstep.edge.os.said import LAST_BYTES
 from keepstep.model.lost import LOST_VARIABLES, LostNode
-
-LAST_BYTES = 500
 
 
 def environ_of(lost: LostNode) -> dict[str, str]:
@@ -25,12 +24,6 @@ def environ_of(lost: LostNode) -> dict[str, str]:
     told = zip(LOST_VARIABLES, map(str, astuple(lost)), strict=True)
     kept = {name: value for name, value in os.environ.items() if name not in INTERNAL}
     return {**kept, **dict(told)}
-
-
-def last_line(said: bytes) -> str:
-    """Of what a child wrote; it may be long, and of any encoding."""
-    lines = said[-LAST_BYTES:].decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else "(no word)"
 
 
 class CommandProvider:
