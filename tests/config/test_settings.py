@@ -51,6 +51,7 @@ def test_the_defaults() -> None:
         secret=None,
         link_dead_s=10.0,
         interleave="auto",
+        copy_dscp=0,
         block_mac="auto",
         transport="tcp",
         encrypt=False,
