@@ -11,7 +11,7 @@ from keepstep.cli.log_reading import read_verdict
 from keepstep.core.postmortem.verdict import LogVerdict
 from tests.core.postmortem.excerpt_cases import LogsOfCase, cases
 
-FILES = ("first.txt", "second.txt", "third.txt", "fourth.txt", "fifth.txt")
+FILES = ("first.txt", "second.txt", "third.txt", "fourth.txt", "fifth.txt", "sixth.txt")
 CASES = [case for name in FILES for case in cases(name)]
 SAID = [case for case in CASES if case.kind not in ("unknown", "hang")]  # by a line of the logs
 
@@ -26,7 +26,7 @@ def verdict_of(files: dict[str, bytes], at: Path) -> LogVerdict:
 
 
 def test_there_are_as_many_as_are_told() -> None:
-    assert [len(cases(name)) for name in FILES] == [53, 25, 31, 21, 20]
+    assert [len(cases(name)) for name in FILES] == [53, 25, 31, 21, 20, 30]
     assert len({case.kind for case in SAID}) >= 25
 
 
@@ -96,3 +96,16 @@ def test_however_a_log_is_kept(kind: str, kept: object, tmp_path: Path) -> None:
     assert callable(kept)
     found = verdict_of({name: kept(data) for name, data in case.files.items()}, tmp_path)
     assert (found.cause.name, found.rank) == (case.kind, case.rank)
+
+
+def test_a_traceback_of_another_rank_between_is_not_its_own(tmp_path: Path) -> None:
+    """DCP tells on rank 0 what rank 3 raised, while rank 1 raises an error of its own."""
+    lines = [
+        "[rank1]: Traceback (most recent call last):",
+        '[rank1]:   File "/w/train.py", line 7, in main',
+        "[rank0]: Traceback (most recent call last): (RANK 3)",
+        "[rank1]: KeyError: 'lr'",
+        "[rank2]: loss 2.0",
+    ]
+    found = verdict_of({"out.log": "\n".join(lines).encode()}, tmp_path)
+    assert (found.cause.name, found.rank) == ("code", 1)

@@ -45,7 +45,8 @@ PIECES = [
         r"\[ {0,8}\d{1,10}\.\d{3,9}\](?P<kernel>) ?",
         rf"[\[(]?\d{{4}}[-/](?P<mm>\d\d)[-/](?P<dd>\d\d)[T_ ]{_CLOCK}"
         r"(?:Z|[+-]\d\d:?\d\d)?[\])]?[ :,-]{0,4}",
-        r"(?P<host>[\w.-]{1,80}) (?P<kernel>kernel): ?",
+        r"(?:(?P<host>[\w.-]{1,80}) )?(?P<kernel>kernel): ?",
+        r"(?P<kernel>kern) {1,4}:[a-z]{3,6} {1,4}: ?",  # dmesg -x
         rf"\[?(?P<level>[IWEF])(?P<mmdd>\d{{3,4}}) {_CLOCK}[^\]\n]{{0,160}}\] ?(?P<torch>)",
         r"\[(?P<level>[IWEF])\d{0,4} [^\]\n]{1,160}\] ?(?P<torch>)",
         r"(?P<host>[\w.-]{1,80}):(?P<pid>\d{1,9}):\d{1,9} \[(?P<device>\d{1,4})\] (?P<nccl>)",

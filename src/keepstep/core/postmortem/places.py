@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 TORCHRUN = re.compile(r"(?:^|/)attempt_(\d{1,6})/(\d{1,6})/[^/]{0,255}$")
@@ -25,6 +25,8 @@ KERNEL_OF = re.compile(  # `gpu-02.dmesg`, `kern-node7.log`
 )
 NUMBER = re.compile(r"\d{1,9}")
 MIN_SIBLINGS = 2
+
+RankColumns = Mapping[str, tuple[int, frozenset[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +77,31 @@ def _numbered(paths: Sequence[str]) -> dict[str, int]:
         if sorted(column) == list(range(len(group))):
             found.update({path: numbers[varying[0]] for path, numbers in group})
     return found
+
+
+def rank_columns(alone: Mapping[str, int]) -> RankColumns:
+    """By the shape of a path, which of its numbers is the rank, and the ranks that show it.
+    `alone`: files in whose lines one rank speaks, and which. Rank 0 alone shows nothing: it often
+    speaks for all of its node."""
+    columns: dict[str, set[int]] = {}
+    ranks: dict[str, set[int]] = defaultdict(set)
+    for path, rank in alone.items():
+        shape = NUMBER.sub("#", path)
+        same = {at for at, number in enumerate(NUMBER.findall(path)) if int(number) == rank}
+        columns[shape] = columns.get(shape, same) & same
+        ranks[shape].add(rank)
+    return {
+        shape: (same.pop(), frozenset(ranks[shape]))
+        for shape, same in columns.items()
+        if len(same) == 1 and any(ranks[shape])
+    }
+
+
+def rank_beside(path: str, columns: RankColumns) -> int | None:
+    """The rank of a file whose lines name none, as others of its shape name theirs: of
+    `worker-4.log`, where in `worker-5.log` rank 5 speaks."""
+    column, ranks = columns.get(NUMBER.sub("#", path), (0, frozenset()))
+    if not ranks:
+        return None
+    rank = int(NUMBER.findall(path)[column])
+    return None if rank in ranks else rank  # else it differs from them in another number

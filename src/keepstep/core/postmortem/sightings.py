@@ -33,8 +33,9 @@ TRACE_BYTES = 8 << 10
 TRACES = ('File "', "Traceback (", "\u2771")  # Python's own, and Rich's
 FRAMES = ('File "', "    ")  # the line above that of an exception
 SURVIVED_STEPS = 5
+FACT = 5  # the weight of what the kernel, or who else ended a process, says of it
 STEP = re.compile(r"\b(?:step|iter|iteration|batch)s?\b[ \]=:#/|]{0,6}\d", re.IGNORECASE)
-TRUE_RANK = re.compile(r"\bRank (\d{1,6}): found ")
+TRUE_RANK = re.compile(r"\bRank (\d{1,6})(?:: found |, node )")
 BUS = re.compile(r"\(PCI:[0-9a-fA-F]{4,8}:([0-9a-fA-F]{2}):")
 LABELS = re.compile(
     r"^(?:\[rank(\d{1,6})\]|\[\d{1,6},(\d{1,6})\]<std"
@@ -44,8 +45,14 @@ LABELS = re.compile(
 WORKERS = re.compile(  # of Ray, where the program names its ranks
     r"^\((?:[^)\n]{0,80} )?pid=(\d{1,9})[^)\n]{0,80}\) \[[Rr]ank[ :=]{0,2}(\d{1,6})\]", re.MULTILINE
 )
+LISTED = re.compile(  # by Ray Train, as it starts them
+    r"\bip=([\w.:]{1,45}), pid=(\d{1,9})\) world_rank=(\d{1,6})\b"
+)
 RAISED_IN = re.compile(r"ray::[^\n]{0,200}?\(pid=(\d{1,9})")
 SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error")
+HEADS = re.compile(  # DCP tells on every rank which one's traceback it is
+    r"Traceback \(most recent call last\):(?: \(RANK (\d{1,6})\))?"
+)
 KILLED_PID = re.compile(r"(?:Killed process |pid=)(\d{1,9})")
 
 
@@ -152,7 +159,8 @@ class WhoIsWho:
 
 @dataclass(slots=True)
 class Sightings:
-    """Everything that was seen, and how many lines were looked at."""
+    """Everything that was seen, and how many lines were looked at. `alone`: the rank of each file
+    in which only one speaks."""
 
     table: PatternTable
     places: Mapping[str, LogPlace]
@@ -161,6 +169,7 @@ class Sightings:
     collectives: Collectives = field(default_factory=Collectives)
     recorder: Recorder = field(default_factory=Recorder)
     who: WhoIsWho = field(default_factory=WhoIsWho)
+    alone: dict[str, int] = field(default_factory=dict)
     read: int = 0
     _numbers: dict[str, int] = field(default_factory=dict)
     _pods: dict[str, int | None] = field(default_factory=dict)
@@ -183,10 +192,14 @@ class Sightings:
         for worker in WORKERS.finditer(text):
             ranks.add(int(worker[2]))
             self.who.by_pid["", int(worker[1])] = int(worker[2])
+        for ip, pid, rank in LISTED.findall(text):
+            self.who.is_here(int(rank), None)
+            self.who.by_pid[ip, int(pid)] = int(rank)
         for rank in ranks:
             self.who.is_here(rank, None)
         if len(ranks) == 1:
             self._pods.setdefault(_stem(name), *ranks)
+            self.alone[name] = next(iter(ranks))
 
     def rank_of_pod(self, seen: Sighting) -> int | None:
         """Of the pod that is named last, by its log."""
@@ -246,12 +259,14 @@ class Sightings:
 
     @staticmethod
     def _trace(line: LogLine, before: str, rank: int | None) -> int | None:
-        """Whether a traceback stands above this line, and, where torch's spawn wrote that, of
-        which rank."""
+        """Whether a traceback stands above this line, and, where torch's spawn or DCP wrote that,
+        of which rank."""
         if not any(trace in before for trace in TRACES):
             return rank
         above = before.rstrip("\n").rpartition("\n")[2]
         line.is_traced = line.is_exception or any(frame in above for frame in FRAMES)
+        if line.is_traced and (told := _head_rank(before, line.label)) is not None:
+            return told
         if rank is None and line.is_traced and (spawned := SPAWNED.findall(before)):
             return int(spawned[-1])
         return rank
@@ -343,6 +358,9 @@ class Sightings:
             pid = int(found[1]) if found else None
             device = BUS.search(line.text)
             bus = device[1].lower() if device else ""
+        elif pid is None and pattern.weight == FACT:  # Ray's monitor says whom it killed
+            found = KILLED_PID.search(line.text)
+            pid = int(found[1]) if found else None
         host = line.host or place.host
         if line.by == "slurm" and (task := SLURM_TASK.search(line.text)):
             host, rank = task[1], int(task[2])
@@ -378,6 +396,18 @@ class Sightings:
 
 def _stem(path: str) -> str:
     return path.rpartition("/")[2].partition(".")[0]
+
+
+def _head_rank(before: str, label: str) -> int | None:
+    """The rank in the head of the nearest traceback above, of those that the same rank wrote."""
+    if "(RANK " not in before:  # nearly always, and much cheaper
+        return None
+    heads = [
+        found
+        for text in before.splitlines()
+        if text.startswith(label) and (found := HEADS.search(text))
+    ]
+    return int(heads[-1][1]) if heads and heads[-1][1] else None
 
 
 def _goes_on(after: str, label: str) -> bool:

@@ -7,10 +7,10 @@ when it holds all of `words` and none of `unless`, in a place where such words a
 them (`where`). So a line costs its length times the table's, whatever stands in it.
 
 A role says what words can be: `root`, the cause; `cascade`, what others say because of it;
-`teardown`, what is said while the rest is ended. `weight` orders roots: 5, a fact of the kernel or
-of Slurm; 4, an error that names itself; 3, how a process ended; 2, an error that could be anything,
-with a traceback above it; 1, what is also said of those that are ended; 0, taken only when there is
-nothing else.
+`teardown`, what is said while the rest is ended. `weight` orders roots: 5, a fact of the kernel,
+of Slurm or of who else ended it; 4, an error that names itself; 3, how a process ended; 2, an error
+that could be anything, with a traceback above it; 1, what is also said of those that are ended; 0,
+taken only when there is nothing else.
 """
 
 from __future__ import annotations

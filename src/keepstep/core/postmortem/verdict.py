@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from keepstep.core.postmortem.collectives import Missed
+from keepstep.core.postmortem.places import rank_beside, rank_columns
 from keepstep.core.postmortem.sightings import Sighting, Sightings
 from keepstep.core.postmortem.table import FailureClass
 
@@ -34,6 +35,7 @@ UNKNOWN = FailureClass(
 )
 SHOWN = 5  # lines of evidence
 FOLLOWS = ("cancelled", "crash")  # a watchdog aborts its rank, and the launcher cancels the rest
+OF_NODES = ("kernel", "slurm", "pod")  # what these say is not of the file's own rank
 STALE_S = 2 * 3600  # a collective's time-out is shorter, and a kernel's log goes back for weeks
 
 
@@ -95,6 +97,7 @@ def _attempts(seen: Sightings) -> list[_Attempt]:
         found.setdefault(place.attempt, _Attempt(place.attempt, [], [], [], []))
     last = max(found, default=0)
     found.setdefault(last, _Attempt(last, [], [], [], []))
+    columns = rank_columns(seen.alone)
     in_attempts = any(number > 0 for number in found)
     for sighting in [*seen.found.values(), *_first_exits(seen)]:
         if sighting.is_local and sighting.local is not None:
@@ -103,6 +106,8 @@ def _attempts(seen: Sightings) -> list[_Attempt]:
         elif sighting.rank is None:
             pod = seen.rank_of_pod(sighting)
             sighting.rank = seen.who.rank_of(sighting) if pod is None else pod
+            if sighting.rank is None and sighting.pattern.where not in OF_NODES:
+                sighting.rank = rank_beside(sighting.place.path, columns)
         # What no attempt's directory holds, a launcher's or the kernel's log, is of the last one.
         is_inside = "attempt_" in sighting.place.path
         number = sighting.place.attempt if is_inside or not in_attempts else last
@@ -179,6 +184,7 @@ def _of_roots(
     weight = max(s.pattern.weight for s in chosen)
     heavy = [s for s in chosen if s.pattern.weight == weight]
     ranks = _ranks(chosen)
+    blamed = _ranks(heavy) or ranks  # whose peers only tell of it, by lighter words, is still one
     first = heavy[0]
     rank = next((s.rank for s in heavy if s.rank is not None), None)
     if rank is None:
@@ -191,8 +197,8 @@ def _of_roots(
     why = f"{len(by_class)} kinds of roots were seen; this one weighs most, or came first"
     if len(by_class) == 1:
         why = "it is the only root that was seen"
-    if _is_everywhere(ranks, world):
-        rank, why = None, f"{len(ranks)} ranks say the same: it is nobody's in particular"
+    if _is_everywhere(blamed, world):
+        rank, why = None, f"{len(blamed)} ranks say the same: it is nobody's in particular"
         host = _host_of_all(chosen)
     if cause.scope == "job" or first.pattern.of == "others":
         rank = None
