@@ -11,7 +11,10 @@ from keepstep.cli.log_reading import read_verdict
 from keepstep.core.postmortem.verdict import LogVerdict
 from tests.core.postmortem.excerpt_cases import LogsOfCase, cases
 
-FILES = ("first.txt", "second.txt", "third.txt", "fourth.txt", "fifth.txt", "sixth.txt")
+FILES = (
+    *("first.txt", "second.txt", "third.txt", "fourth.txt", "fifth.txt", "sixth.txt"),
+    "seventh.txt",
+)
 CASES = [case for name in FILES for case in cases(name)]
 SAID = [case for case in CASES if case.kind not in ("unknown", "hang")]  # by a line of the logs
 
@@ -26,7 +29,7 @@ def verdict_of(files: dict[str, bytes], at: Path) -> LogVerdict:
 
 
 def test_there_are_as_many_as_are_told() -> None:
-    assert [len(cases(name)) for name in FILES] == [53, 25, 31, 21, 20, 30]
+    assert [len(cases(name)) for name in FILES] == [53, 25, 31, 21, 20, 30, 30]
     assert len({case.kind for case in SAID}) >= 25
 
 
@@ -109,3 +112,49 @@ def test_a_traceback_of_another_rank_between_is_not_its_own(tmp_path: Path) -> N
     ]
     found = verdict_of({"out.log": "\n".join(lines).encode()}, tmp_path)
     assert (found.cause.name, found.rank) == ("code", 1)
+
+
+def test_a_number_that_counts_nodes_is_no_rank(tmp_path: Path) -> None:
+    """The ranks that speak in a file say whether its number is one."""
+    words = b"RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    files = {
+        "worker-0.log": b"[rank2]: loss 2.0\n[rank3]: loss 2.0\n" + words,
+        "worker-1.log": b"[rank9]: loss 2.0\n[rank10]: loss 2.0\n",
+    }
+    assert verdict_of(files, tmp_path / "nodes").rank is None
+    files = {f"worker-{number}.log": words * (number == 1) for number in range(3)}
+    assert verdict_of(files, tmp_path / "ranks").rank == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "event"),
+    [
+        ("host-memory", "  Warning  Evicted  3m  kubelet  The node was low on resource: memory."),
+        ("preempted", "  Normal   Preempted  12s (x2 over 1m)  kueue-admission  Preempted for x"),
+        ("preempted", "3m   Warning   DeadlineExceeded   job/train   Job was active too long"),
+        ("preempted", "9s   Normal   Preempted   workload/job-a-17   Preempted for another"),
+        ("preempted", "9s   Warning   Evict   pod/w-3   Pod is evicted, because of reclaim"),
+    ],
+)
+def test_events_as_kubectl_lists_and_describes_them(kind: str, event: str, tmp_path: Path) -> None:
+    assert verdict_of({"events.txt": event.encode()}, tmp_path).cause.name == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("node-lost", "srun: error: Task launch for StepId=5.0 failed on node n3: Unspecified"),
+        ("node-lost", "slurmstepd: error: Prolog hung on node n3"),
+        ("node-lost", "srun: Prolog failure on node n3"),
+        (
+            "rendezvous",
+            "slurmstepd: error:  mpi/pmix_v5: pmixp_p2p_send: n4 [4]: pmixp_utils.c:469: "
+            "send failed, rc=1001, exceeded the retry limit",
+        ),
+        ("gpu-lost", "RuntimeError: level_zero backend failed with error: 20 (ERROR_DEVICE_LOST)"),
+    ],
+)
+def test_other_words_of_the_same(kind: str, line: str, tmp_path: Path) -> None:
+    killed = "srun: error: n1: tasks 0-7: Killed" if line.startswith(("srun", "slurm")) else ""
+    found = verdict_of({"job.err": f"{line}\n{killed}".encode()}, tmp_path)
+    assert (found.cause.name, found.rank) == (kind, None), found.why

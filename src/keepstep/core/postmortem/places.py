@@ -31,13 +31,15 @@ RankColumns = Mapping[str, tuple[int, frozenset[int]]]
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """`local`: the rank within its node, where the path tells no other."""
+    """`local`: the rank within its node, where the path tells no other. `is_counted`: the rank is
+    only a number that counts its files, which may count nodes."""
 
     path: str
     rank: int | None = None
     local: int | None = None
     host: str | None = None
     attempt: int = 0
+    is_counted: bool = False
 
 
 def places_of(paths: Sequence[str]) -> dict[str, LogPlace]:
@@ -57,7 +59,7 @@ def _place(path: str, number: int | None, is_one_node: bool) -> LogPlace:
         return LogPlace(path, None, None, found["before"] or found["after"])
     if found := RANK.search(name) or RANK.search(path):
         return LogPlace(path, int(found[1]), None, host)
-    return LogPlace(path, number, None, host)
+    return LogPlace(path, number, None, host, is_counted=number is not None)
 
 
 def _numbered(paths: Sequence[str]) -> dict[str, int]:

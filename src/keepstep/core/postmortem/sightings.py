@@ -10,8 +10,8 @@ An error after which the same rank goes on with its steps was survived, and is n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from keepstep.core.postmortem import collectives, exits
@@ -99,7 +99,8 @@ class Sighting:
 @dataclass(slots=True)
 class WhoIsWho:
     """What the lines say of ranks, processes and devices. `told`: the rank of a number within a
-    node, by file, host and that number, as launchers sum up; `numbers`: those that speak."""
+    node, by file, host and that number, as launchers sum up; `numbers`: those that speak;
+    `counted`: the ranks that nothing but their files' numbers tells."""
 
     world: int = 0
     ranks: set[int] = field(default_factory=set)
@@ -108,6 +109,7 @@ class WhoIsWho:
     by_local: dict[tuple[str, int], int] = field(default_factory=dict)
     told: dict[tuple[str, str, int], int] = field(default_factory=dict)
     numbers: set[tuple[str, str, int]] = field(default_factory=set)
+    counted: dict[str, int] = field(default_factory=dict)
     hosts: dict[int, str] = field(default_factory=dict)
     machines: set[str] = field(default_factory=set)
 
@@ -154,7 +156,8 @@ class WhoIsWho:
         """Every rank of the job, as far as is known."""
         within = {self.rank_within(*number) for number in self.numbers}
         named = {rank for rank in within if rank is not None and rank < MAX_RANKS}
-        return self.ranks | named | set(range(min(self.world, MAX_RANKS)))
+        counted = {rank for rank in self.counted.values() if rank < MAX_RANKS}
+        return self.ranks | named | counted | set(range(min(self.world, MAX_RANKS)))
 
 
 @dataclass(slots=True)
@@ -163,7 +166,7 @@ class Sightings:
     in which only one speaks."""
 
     table: PatternTable
-    places: Mapping[str, LogPlace]
+    places: dict[str, LogPlace]
     found: dict[tuple[str, int | str | None, int, bool], Sighting] = field(default_factory=dict)
     exits: list[tuple[LogPlace, SeenExit, Sighting]] = field(default_factory=list)
     collectives: Collectives = field(default_factory=Collectives)
@@ -176,10 +179,13 @@ class Sightings:
     _exits_at: set[tuple[str, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.places = dict(self.places)
         for number, place in enumerate(self.places.values()):
             self._numbers[place.path] = number
             if place.local is not None and place.rank is not None:
                 self.who.numbers.add((place.path, place.host or "", place.local))
+            elif place.is_counted and place.rank is not None:
+                self.who.counted[place.path] = place.rank
             else:
                 self.who.is_here(place.rank, place.host)
             if place.rank is not None:
@@ -197,6 +203,12 @@ class Sightings:
             self.who.by_pid[ip, int(pid)] = int(rank)
         for rank in ranks:
             self.who.is_here(rank, None)
+        place = self.places[name]
+        if place.is_counted and ranks and ranks != {place.rank}:
+            # The number counts nodes or pods: lines that name no rank are not of that one.
+            self.places[name] = replace(place, rank=None, is_counted=False)
+            self.who.counted.pop(name, None)
+            self._pods.pop(_stem(name), None)
         if len(ranks) == 1:
             self._pods.setdefault(_stem(name), *ranks)
             self.alone[name] = next(iter(ranks))

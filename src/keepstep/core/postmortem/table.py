@@ -28,7 +28,9 @@ ROLES = ("root", "cascade", "teardown")
 SHELL = re.compile(r"[\w./-]{1,200}: line \d{1,6}: {0,8}\d{1,9} ")  # `run.sh: line 3: 47 Killed`
 SAID_BY = re.compile(r"[\w./-]{1,200}: ")  # `bash: line 3: torchrun: command not found`
 POD = re.compile(  # as kubectl describes a pod, tells of events, and lists pods
-    r"[ \t]{0,40}(?:Reason|Message):[ \t]|(?:[\w().-]{1,40}[ \t]{1,20}){1,8}pod/[\w.-]{1,253}[ \t]"
+    r"[ \t]{0,40}(?:Reason|Message):[ \t]"
+    r"|[ \t]{1,8}(?:Normal|Warning)[ \t]{2,20}[A-Z]\w{2,60}[ \t]{2,60}"
+    r"|(?:[\w().-]{1,40}[ \t]{1,20}){1,8}(?:pod|workload|[a-z]{0,20}job)/[\w.-]{1,253}[ \t]"
     r"|[\w.-]{1,253}[ \t]{1,40}\d{1,3}/\d{1,3}[ \t]"
 )
 OWN_CODES = range(2, 128)  # 1 is an error's, 128 and more a signal's, as a shell tells it
