@@ -41,6 +41,7 @@ import torch  # noqa: E402  NCCL reads what is set above
 import torch.distributed as dist  # noqa: E402
 
 import keepstep  # noqa: E402
+from benchmarks import harness  # noqa: E402
 from keepstep.edge.shm.collective_profile_page import (  # noqa: E402
     COUNT_FILE,
     CollectiveProfileReader,
@@ -233,18 +234,12 @@ def _trained_on_nodes(room: Path, hosts: list[str], policy: str, interleave: str
             "NCCL_SOCKET_IFNAME": "lo",
         }
         words = ["run", "--nnodes", "2", "--nproc-per-node", "1", "--host", host, "--job", "rhythm"]
-        words += ["--rdzv-endpoint", f"{hosts[0]}:29577"]
+        words += ["--rdzv-endpoint", f"{hosts[0]}:29577", "-m", "benchmarks.gpu.rhythm"]
         (room / f"arena-{number}").mkdir()
         with open(room / f"output-{number}", "w") as output:
             agents.append(
                 subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "keepstep.cli.main",
-                        *words,
-                        str(Path(__file__).resolve()),
-                    ],
+                    [sys.executable, "-m", "keepstep.cli.main", *words],
                     env=environ,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -302,8 +297,14 @@ def queues() -> None:
         say("queues", priority=priority, streams=40, held_up=held)
 
 
+def main() -> None:
+    watch = harness.watch()
+    {"nodes": nodes, "queues": queues}[sys.argv[1]](*sys.argv[2:])
+    harness.tell(watch.end())
+
+
 if __name__ == "__main__":
     if RANK < 0:
-        {"nodes": nodes, "queues": queues}[sys.argv[1]](*sys.argv[2:])
+        main()
     else:
         trained()

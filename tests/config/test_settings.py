@@ -152,6 +152,7 @@ def test_an_unknown_key_names_the_nearest_and_the_known() -> None:
         match=r"unknown configuration key 'slot'; did you mean 'slots'\? "
         r"\(known: adopt, arena_dir, block_mac, budget, calibrate_runs, canary_every_s, "
         r"check_products, "
+        r"copy_dscp, "
         r"dashboard, "
         r"dashboard_address, dashboard_token, digest_every_steps, encrypt, ",
     ):
