@@ -31,7 +31,14 @@ from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm import copy_table
 from keepstep.edge.shm.memory import SharedMemory
 from keepstep.edge.shm.slot import Slot
-from keepstep.edge.torch import capture, copy_plans, device_copy, page_locks, tree
+from keepstep.edge.torch import (
+    capture,
+    copy_plans,
+    device_copy,
+    device_digests,
+    page_locks,
+    tree,
+)
 from keepstep.edge.torch.capture import TensorCopy
 from keepstep.edge.torch.copy_plans import CopyPlans
 from keepstep.edge.torch.copy_stream import CopyStream
@@ -73,6 +80,9 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_copy, "TURN_BYTES", 4 * KIB)
     monkeypatch.setattr(copy_plans, "BUCKET_BYTES", 4 * KIB)
     monkeypatch.setattr(copy_plans, "SMALL_BYTES", KIB)
+    # Else each run that shares takes 128 MiB of addresses until its cycles are collected, and a
+    # process that has taken more than the machine has cannot fork.
+    monkeypatch.setattr(device_digests, "PIECE_BYTES", 4 * KIB)
     monkeypatch.setattr(copy_table, "WINDOW_BYTES", KIB)
     monkeypatch.setattr(tree, "by_address", lambda tensor: False)  # as of a tensor on a device
     monkeypatch.setattr(capture, "begin_host_thread", lambda: None)
