@@ -287,6 +287,21 @@ def test_one_that_cannot_be_queued_uses_no_network(tmp_path: Path) -> None:
     assert job.says() == (3, 1, 0)
 
 
+def test_nor_does_one_that_torch_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an error of its own, which is the program's."""
+
+    def refuses(*_: Any) -> None:
+        raise ValueError("Tensors must be CUDA and dense")
+
+    job = Job(tmp_path)
+    job.rhythm.step(3)
+    monkeypatch.setattr(FakeNccl, "allreduce", refuses)
+    with pytest.raises(ValueError, match="dense"):
+        job.sum()
+    job.run()
+    assert job.says() == (3, 1, 0)
+
+
 def test_the_page_is_let_go_of_when_the_device_has_written_all_of_it(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.rhythm.step(3)

@@ -494,30 +494,29 @@ class TorchGroup(dist.ProcessGroup):
         """The caller's own tensors: what is queued behind the collective finds the result there.
         Raises what NCCL raises where nobody will say that a peer is lost."""
         members, is_captured = self._members, _is_captured(device)
-        is_told = members.on_order()
+        is_told, event = members.on_order(), None
         try:
-            with members.waiting():  # where it is queued on the caller's own stream
-                under_way = act(inner.group, outputs, inputs)
-        except RuntimeError as error:
+            try:
+                with members.waiting():  # where it is queued on the caller's own stream
+                    under_way = act(inner.group, outputs, inputs)
+            except RuntimeError as error:
+                if not members.broke(told_in_short(error)):
+                    raise
+                return OverWork(outputs, device)
+            end: Any = None
+            if under_way is None:
+                end = event = None if is_captured else inner.end_on_stream()
+                under_way = CallersStream(end, outputs, device)
+            elif not is_captured:
+                end = EndEvent(under_way, inner.end_on_stream)
+                event = end.event
+            work = QueuedWork(under_way, end, members)
+            if not is_captured:
+                members.queued(work)
+            return work
+        finally:  # whatever was raised: it is over, and not under way for ever
             if is_told:
-                members.on_queued(None)
-            if not members.broke(told_in_short(error)):
-                raise
-            return OverWork(outputs, device)
-        end: Any = None
-        event: Any = None
-        if under_way is None:
-            end = event = None if is_captured else inner.end_on_stream()
-            under_way = CallersStream(end, outputs, device)
-        elif not is_captured:
-            end = EndEvent(under_way, inner.end_on_stream)
-            event = end.event
-        work = QueuedWork(under_way, end, members)
-        if not is_captured:
-            members.queued(work)
-        if is_told:
-            members.on_queued(event)
-        return work
+                members.on_queued(event)
 
 
 class _Either:
