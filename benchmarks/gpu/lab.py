@@ -34,7 +34,7 @@ import torch
 from benchmarks import harness
 from benchmarks.gpu.frozen import frozen
 from benchmarks.gpu.shares import digests, shares
-from benchmarks.gpu.workload import GB, Trainer, clock, device_times, mark, say
+from benchmarks.gpu.workload import GB, SAVERS, Trainer, clock, device_times, mark, say
 from keepstep.coding.checksum import block_checksums
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
@@ -253,7 +253,7 @@ def _bystanders(nbytes: int, old: list[int]) -> None:
 def capture(gb: str = "10", tokens: str = "32768", mode: str = "all") -> None:
     """The device's step time with nothing, raw copies, what others do, and keepstep."""
     if mode == "all":
-        for each in ("none", "raw", "dcp", "dcp_async", "torch_save", "keepstep"):
+        for each in (*SAVERS, "keepstep"):
             command = [sys.executable, "-m", "benchmarks.gpu.lab", "capture", gb, tokens, each]
             subprocess.run(command, check=False)
         return

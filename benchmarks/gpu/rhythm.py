@@ -16,6 +16,7 @@ trainer orders next, by their priority.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import json
@@ -28,6 +29,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,8 @@ import torch.distributed as dist  # noqa: E402
 
 import keepstep  # noqa: E402
 from benchmarks import harness  # noqa: E402
+from benchmarks.gpu.workload import mark, say  # noqa: E402
+from keepstep.edge.os.journal import read_journal  # noqa: E402
 from keepstep.edge.shm.collective_profile_page import (  # noqa: E402
     COUNT_FILE,
     CollectiveProfileReader,
@@ -49,29 +53,23 @@ from keepstep.edge.shm.collective_profile_page import (  # noqa: E402
     read_word,
 )
 from keepstep.edge.shm.memory import MEMORY  # noqa: E402
+from keepstep.edge.torch.cuda_runtime import (  # noqa: E402
+    LOWEST_PRIORITY,
+    SPARED_PRIORITY,
+    own_stream,
+)
 from keepstep.edge.torch.membership import membership  # noqa: E402
 from keepstep.model.rhythm import Interleaved  # noqa: E402
 
 STEPS, FROM = 60, 25
 WITHIN_S = 60
-SIOCSIFADDR = 0x8916
+SIOCSIFADDR, SIOCSIFFLAGS = 0x8916, 0x8914
 BEFORE, BEHIND = 60_000_000, 30_000_000  # cycles of the device: some 35 and 17 ms
 CASES = {
     "alone": ("none", "off"),
     "at once": ("copies:2", "off"),
     "interleaved": ("copies:2", "auto"),
 }
-
-
-def say(name: str, **figures: Any) -> None:
-    words = (f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in figures.items())
-    print(f"{name}: {'  '.join(words)}", flush=True)
-
-
-def mark() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
 
 
 def trained() -> None:
@@ -150,7 +148,7 @@ def _compare(
             before.elapsed_time(behind),
             behind.elapsed_time(following[0]),
         )
-        for (began, before, behind), following in zip(marks[FROM:], marks[FROM + 1 :], strict=False)
+        for (began, before, behind), following in itertools.pairwise(marks[FROM:])
     ]
     before_ms, busy_ms, behind_ms = (statistics.mean(some) for some in zip(*spans, strict=True))
     seen = [step for step in page.steps() if step.step >= FROM]
@@ -181,10 +179,7 @@ def _cost(device: torch.device) -> None:
             if name == "told":
                 membership.on_order, membership.on_queued = hooks
             else:
-                membership.on_order, membership.on_queued = (
-                    (lambda: None),
-                    (lambda began, end: None),
-                )
+                membership.on_order, membership.on_queued = (lambda: False), (lambda end: None)
             torch.cuda.synchronize()
             began = time.perf_counter()
             for _ in range(40):
@@ -194,21 +189,27 @@ def _cost(device: torch.device) -> None:
     say("cost_us", **{name: statistics.median(found) for name, found in took.items()})
 
 
-def with_address(number: int) -> str:
-    """Another address of this machine, which is none of loopback's own."""
-    host = f"10.77.7.{number}"
+@contextlib.contextmanager
+def another_address(number: int) -> Iterator[str]:
+    """Of this machine, none of loopback's own, from the range that is kept for benchmarks."""
+    host, name = f"198.18.77.{number}", f"lo:{number}".encode()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        given = struct.pack(
-            "16sH2s4s8s", f"lo:{number}".encode(), 2, b"", socket.inet_aton(host), b""
-        )
+        given = struct.pack("16sH2s4s8s", name, socket.AF_INET, b"", socket.inet_aton(host), b"")
         fcntl.ioctl(sock, SIOCSIFADDR, given)
-    return host
+        try:
+            yield host
+        finally:
+            fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sH14s", name, 0, b""))
 
 
 def nodes(rounds: str = "1") -> None:
-    hosts = [with_address(number) for number in (1, 2)]
+    with another_address(1) as one, another_address(2) as two:
+        _nodes([one, two], int(rounds))
+
+
+def _nodes(hosts: list[str], rounds: int) -> None:
     taken: dict[str, list[float]] = {name: [] for name in CASES}
-    for number in range(int(rounds)):
+    for number in range(rounds):
         for name in list(CASES)[:: 1 if number % 2 == 0 else -1]:
             with tempfile.TemporaryDirectory(prefix="rhythm-", dir="/dev/shm") as room:
                 found = _trained_on_nodes(Path(room), hosts, *CASES[name])
@@ -265,21 +266,16 @@ def _trained_on_nodes(room: Path, hosts: list[str], policy: str, interleave: str
 
 def _said(room: Path) -> set[str]:
     """What keepers have told of interleaving."""
-    found = set()
+    found: set[str] = set()
     for path in room.rglob("journal*.jsonl"):
-        for line in path.read_text().splitlines():
-            event = json.loads(line)
-            if event.get("kind") == "interleave":
-                found.add("  " + event.get("why", "")[:300])
+        found |= {f"  {e.why[:300]}" for e in read_journal(path) if e.kind == "interleave"}
     return found
 
 
 def queues() -> None:
-    from keepstep.edge.torch.cuda_runtime import own_stream
-
     device = torch.device("cuda", 0)
     x = torch.zeros(8, device=device)
-    for priority in (0, -5):
+    for priority in (LOWEST_PRIORITY, SPARED_PRIORITY):
         slow = torch.cuda.Stream()
         held = 0
         for _ in range(40):

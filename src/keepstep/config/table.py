@@ -230,7 +230,7 @@ class Options(Generic[Unset, Directory]):
         ),
         topic=Topic.NODES,
         help="Class of the packets that carry copies between nodes, for a network whose switches "
-        "serve collectives first, such as 1 for lower effort (RFC 8622). 0: that of all packets.",
+        "serve collectives first, such as 1 for lower effort (RFC 8622). 0: no class of their own.",
         example=1,
         metavar="N",
     )

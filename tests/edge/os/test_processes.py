@@ -86,7 +86,9 @@ def test_a_keeper_that_ends_at_once_is_told_with_its_last_word(
     monkeypatch.setattr(processes, "KEEPER_MODULE", "no_such_module")
     settings.journal_path.parent.mkdir(parents=True)
     settings.journal_path.with_name("keeper.log").write_text("of another life\n")
-    with pytest.raises(KeeperError, match=r"ended with: .*No module named '?no_such_module'?; its"):
+    with pytest.raises(
+        KeeperError, match=r"its last line: .*No module named '?no_such_module'?; its"
+    ):
         ensure_keeper(settings, AGENT_WITH_KEEPER, timeout_s=2.0)
 
 

@@ -59,9 +59,10 @@ def ensure_keeper(
         now = time.monotonic()
         if now > deadline:
             said = _said_in(log_path, silent_at)
+            last = f"; its last line: {said}" if said else ""
             raise KeeperError(
-                f"no keeper answered at {socket_path} within {timeout_s:.0f} s"
-                f"{f', it ended with: {said}' if said else ''}; its log: {log_path}"
+                f"no keeper answered at {socket_path} within {timeout_s:.0f} s{last}; its log: "
+                f"{log_path}"
             )
         # several ranks may start one each: the lock in the job directory lets one live
         if now - started_at > 3.0:
@@ -79,9 +80,11 @@ def _said_in(path: Path, after: int) -> str:
     """The last line that was written there behind so many bytes; empty when none was, or it cannot
     be read."""
     try:
+        if (size := _size_of(path)) <= after:
+            return ""
         with open(read_regular(path), "rb") as file:
-            file.seek(max(after, _size_of(path) - LAST_BYTES))
-            return last_line(file.read(LAST_BYTES)) if _size_of(path) > after else ""
+            file.seek(max(after, size - LAST_BYTES))
+            return last_line(file.read(LAST_BYTES))
     except OSError:
         return ""
 

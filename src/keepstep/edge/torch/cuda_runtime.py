@@ -21,8 +21,8 @@ import torch
 
 NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the legacy default stream
 LOWEST_PRIORITY = 0
-# The highest there is. Torch's pool has down to -3, and NCCL's streams are from it: streams of
-# different priorities never share one of the device's queues.
+# The highest there is. Torch's pool has down to -3, and NCCL's streams are from it: a stream with
+# this priority was not seen to share one of the device's queues with them.
 SPARED_PRIORITY = -5
 RELAXED = 2  # cudaStreamCaptureModeRelaxed
 PLACE_BYTES = 32  # 13 are told, with the end

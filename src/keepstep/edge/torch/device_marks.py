@@ -1,4 +1,4 @@
-"""Device marks: timing events of CUDA's on the trainer's stream, used again and again.
+"""Device marks: timing events of CUDA's, used again and again.
 
 See `ports.DeviceMarks`. An event is made once and recorded each time that it is given out; making
 one is some microseconds, and recording one, too. None is recorded while the stream is captured into
@@ -19,18 +19,18 @@ from keepstep.ports import DeviceMarks
 
 
 class CudaMarks:
-    """On the device that is the thread's current one as this is made."""
+    """On that device, else on the thread's current one. stream: on which, else the thread's."""
 
-    def __init__(self, cuda: Any = torch.cuda, device: object = None) -> None:
+    def __init__(self, cuda: Any = torch.cuda, device: object = None, stream: Any = None) -> None:
         """cuda: torch's module of that name, or what stands for it."""
-        self._cuda, self._device = cuda, device
+        self._cuda, self._device, self._stream = cuda, device, stream
         self._spare: list[Any] = []
 
     def make(self) -> Any | None:
         if self._cuda.is_current_stream_capturing():
             return None
         event = self._spare.pop() if self._spare else self._cuda.Event(enable_timing=True)
-        event.record(self._cuda.current_stream(self._device))
+        event.record(self._stream or self._cuda.current_stream(self._device))
         return event
 
     def is_over(self, mark: Any) -> bool:

@@ -18,7 +18,7 @@ and what stands still for long is told by the gate (`core/pacing/gate.py`).
 
 CUDA has fewer queues than a program has streams. Streams that share one wait for each other, and
 this one waits for collectives: a trainer behind it would not compute meanwhile. So it has a
-priority that no other stream has, and with it a queue of its own (`cuda_runtime.py`).
+priority that no other stream has, which held up none in 40 tries on an H200 (docs/gpu.md).
 
 Called on the thread that orders collectives, and on the trainer's; never waits for the device. What
 is captured into a CUDA graph, and each replay of it, is not told.
@@ -39,9 +39,10 @@ import torch
 from keepstep.edge.shm.collective_profile_page import QueuedProfileWriter
 from keepstep.edge.torch.cuda_pages import CudaPages
 from keepstep.edge.torch.cuda_runtime import SPARED_PRIORITY, own_stream, written_by
+from keepstep.edge.torch.device_marks import CudaMarks
 from keepstep.edge.torch.page_locks import PageLocker
 from keepstep.model.rhythm import NO_STEP, Gap, StepSeen
-from keepstep.model.units import MS_NS, PAGE_BYTES
+from keepstep.model.units import PAGE_BYTES
 
 # A trainer whose device is that far behind tells of no more until it has caught up.
 MOST_MARKS = 4096
@@ -113,7 +114,7 @@ class DeviceRhythm:
         self._now_ns = 0
         self._seen = _Stretches()
         self._step, self._entered, self._pending = NO_STEP, 0, 0
-        self._spare: list[Any] = []  # timing events
+        self._timing = CudaMarks(cuda, device, stream)
         self._ordered = cuda.Event()
         self._has_failed = False
 
@@ -164,7 +165,7 @@ class DeviceRhythm:
             self._page.end()
             last = next((mark for mark in reversed(self._marks) if mark is not None), None)
             try:
-                is_over = last is None or last.event.query()
+                is_over = last is None or self._timing.is_over(last.event)
             except RuntimeError:
                 is_over = False
             self._has_failed = True
@@ -187,13 +188,12 @@ class DeviceRhythm:
         is_full = len(self._marks) >= MOST_MARKS
         at = self._step, self._entered, self._pending
         number = None if is_full else self._page.state(*at)
-        if number is None or not self._write(self._stream, number):
-            if not self._marks or self._marks[-1] is not None:
-                self._marks.append(None)
-            return
-        event = self._spare.pop() if self._spare else self._cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        self._marks.append(_Mark(event, is_boundary, *at))
+        is_written = number is not None and self._write(self._stream, number)
+        event = self._timing.make() if is_written else None
+        if event is not None:
+            self._marks.append(_Mark(event, is_boundary, *at))
+        elif not self._marks or self._marks[-1] is not None:
+            self._marks.append(None)
 
     def _read(self) -> None:
         """As far as the device has come."""
@@ -203,12 +203,12 @@ class DeviceRhythm:
                 self._seen.lacks()
                 self._marks.popleft()
                 continue
-            if not mark.event.query():
+            if not self._timing.is_over(mark.event):
                 return
             self._marks.popleft()
             if self._last is not None:
-                self._now_ns += max(0, int(self._last.elapsed_time(mark.event) * MS_NS))
-                self._spare.append(self._last)
+                self._now_ns += self._timing.between_ns(self._last, mark.event)
+                self._timing.take_back(self._last)
             self._last = mark.event
             ended = self._seen.reached(mark, self._now_ns)
             if ended is not None:
