@@ -121,7 +121,10 @@ def test_without_pages_nothing_is_held_back(tmp_path: Path) -> None:
     ("how", "because"),
     [
         ({"host": "127.0.0.1"}, r"the links are loopback \(127.0.0.1\): no network is shared"),
-        ({"interface": "ib0"}, f"the collectives go over ib0, the copies over {ELSEWHERE}"),
+        (
+            {"interface": "ib0"},
+            f"the collectives go over ib0, the copies over {ELSEWHERE}, spread over each step",
+        ),
     ],
 )
 def test_where_the_link_is_not_shared_nothing_is_held_back_and_it_is_said(
@@ -134,6 +137,59 @@ def test_where_the_link_is_not_shared_nothing_is_held_back_and_it_is_said(
     assert world.ask(5 * MIB) == 5 * MIB
     assert len(world.told.lines) == 1
     assert re.fullmatch(f"copies are not interleaved: {because}", world.told.lines[0])
+
+
+def sent_for_a_step(world: World, nbytes: int, step_ns: int) -> list[tuple[int, int]]:
+    """Of a step whose copies take so many bytes, each grant: when in it, and how many. A collective
+    is under way in all of it but its beginning."""
+    world.ranks[0].step(world.steps)
+    world.steps += 1
+    grants, left = [], nbytes
+    for at_ns in range(0, step_ns, MS_NS):
+        while left and (granted := world.ask(min(left, MIB))):
+            grants.append((at_ns, granted))
+            left -= granted
+        world.pass_ns(MS_NS)
+        if at_ns == 0:
+            world.ranks[0].began()
+    world.ranks[0].ended()
+    return grants
+
+
+def test_copies_with_a_network_of_their_own_are_spread_over_half_of_each_step(
+    tmp_path: Path,
+) -> None:
+    world, step_ns, nbytes = World(tmp_path, interface="ib0"), 200 * MS_NS, 40 * MIB
+    world.rate = 20 * RATE
+    page = HorizonPage(MEMORY, tmp_path)
+    told = []
+    for step in range(16):
+        page.write(Horizon(epoch=1, target=Stamp(step, 1)))
+        told.append(sent_for_a_step(world, nbytes, step_ns))
+    assert all(sum(granted for _, granted in grants) == nbytes for grants in told)
+    assert max(granted for at_ns, granted in told[0]) == MIB and told[0][-1][0] == 0, "at once"
+    for grants in told[10:]:
+        assert 0.45 * step_ns < grants[-1][0] < 0.55 * step_ns
+        early = sum(granted for at_ns, granted in grants if at_ns < step_ns // 4)
+        assert 0.45 * nbytes < early < 0.6 * nbytes
+    world.ranks[0].step(NO_STEP)
+    assert [world.ask(MIB) for _ in range(40)] == [MIB] * 40, "nobody trains: nobody is spared"
+    page.close()
+
+
+def test_copies_with_a_network_of_their_own_go_at_once_when_they_are_late(tmp_path: Path) -> None:
+    world = World(tmp_path, interface="ib0")
+    page = HorizonPage(MEMORY, tmp_path)
+    for step in range(16):
+        page.write(Horizon(epoch=1, target=Stamp(step, 1)))
+        sent_for_a_step(world, MIB, 200 * MS_NS)
+    page.write(Horizon(epoch=1, target=Stamp(15, 1)))
+    ages = []
+    for step in range(16, 26):  # this target takes a thousand times as much as those before
+        gone = sum(granted for _, granted in sent_for_a_step(world, 1000 * MIB, 200 * MS_NS))
+        ages += [step - 15] * (gone > 100 * MIB)
+    assert ages and min(ages) > LATE_STEPS
+    page.close()
 
 
 def test_copies_go_where_the_network_is_idle_and_the_link_is_learnt(tmp_path: Path) -> None:

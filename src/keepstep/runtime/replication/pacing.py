@@ -6,9 +6,10 @@ planned (`interleave.json`, for people), what was done (`interleaved.json`, for 
 journal why copies are interleaved or not.
 
 The gate is open, and nothing is held back, where interleaving would not help: no rank has a
-page, no collective was seen, the collectives go over another interface, there is no rhythm, or so
-little idle time that a copy would wait for many steps. And what was held back for long goes
-whatever the rhythm says: late protection is worse than a slower step.
+page, no collective was seen, there is no rhythm, or so little idle time that a copy would wait for
+many steps. Where the collectives go over another interface, copies are spread evenly over a step
+(`core/pacing/even_rate.py`). And what was held back for long goes whatever the rhythm says: late
+protection is worse than a slower step.
 
 Called by one thread at a time. Never waits, never sends. Invariant: as long as the gate is shut for
 a rank, that rank trains.
@@ -20,10 +21,12 @@ import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from keepstep.core.pacing.bandwidth import LinkSpeed
-from keepstep.core.pacing.gate import Terms, grant, is_late, room
+from keepstep.core.pacing.even_rate import EvenRate, even_rate
+from keepstep.core.pacing.gate import Grant, Room, Terms, grant, is_late, room
 from keepstep.core.pacing.schedule import Plan, Reserve, plan_of
 from keepstep.core.pacing.step_profile import FULL_STEPS, Profile, Rhythm, intersection
 from keepstep.edge.shm.collective_profile_page import (
@@ -109,8 +112,9 @@ class Pacing:
         self._target: Stamp | None = None
         # of the last targets, the present one last
         self._target_bytes: deque[int] = deque([0], maxlen=TARGETS)
-        self._interfaces: set[str] | None = None
         self._open_because = "no rank has a page"
+        self._is_apart = False  # copies have a network of their own
+        self._even = EvenRate()
         self._told: tuple[str, str, bool] | None = None
         self._told_ns = self._counted_ns = 0
         self._counted: Interleaved | None = None
@@ -139,12 +143,12 @@ class Pacing:
         under_way = self._under_way(
             flow, now_ns, any(pulse is not None and pulse.pending for pulse, _ in pulses)
         )
-        rooms = (
-            []
-            if self._open_because
-            else [room(pulse, profile, now_ns) for pulse, profile in pulses]
-        )
-        found = grant(rooms, nbytes, under_way, self._terms())
+        rooms = [room(pulse, profile, now_ns) for pulse, profile in pulses]
+        if self._is_apart and (spread := self._spread(rooms, nbytes, now_ns)) is not None:
+            found, rooms = spread, []
+        else:
+            rooms = [] if self._open_because else rooms
+            found = grant(rooms, nbytes, under_way, self._terms())
         when = "free" if all(r.left_ns is None for r in rooms) else "idle"
         if not found.nbytes and is_late(
             self._age_steps(pulse for pulse, _ in pulses), self._step_ns
@@ -158,6 +162,12 @@ class Pacing:
             if rooms:
                 self.trace.append(Sent(now_ns, found.nbytes, under_way))
         return found.nbytes, found.wait_ns
+
+    def _spread(self, rooms: Sequence[Room], nbytes: int, now_ns: int) -> Grant | None:
+        """None: nobody trains, or how long a step is and what is sent for it nobody knows yet."""
+        trains = any(r.left_ns is not None for r in rooms)
+        rate = even_rate(self._step_bytes, self._step_ns) if trains else 0
+        return self._even.grant(nbytes, rate, now_ns) if rate else None
 
     def _under_way(self, flow: Flow, now_ns: int, busy: bool) -> int:
         """Bytes on the link, of all channels: of this one as its socket says, of the others as they
@@ -223,6 +233,7 @@ class Pacing:
                 watched.steps += 1
                 changed |= watched.rhythm.saw(step)
         self._follow_target()
+        self._is_apart = bool(self._watched) and bool(self._other_interfaces())
         self._open_because = self._why_open()
         due = now_ns - self._counted_ns >= COUNT_NS
         if changed or (due and self._is_other_link()):
@@ -265,6 +276,16 @@ class Pacing:
     def _profiles(self) -> list[Profile]:
         return [w.rhythm.profile for w in self._watched.values() if w.rhythm.profile is not None]
 
+    @cached_property
+    def _interfaces(self) -> set[str]:
+        """Those that the copies go over."""
+        return {self._interface_of(host) for host in self._hosts}
+
+    def _other_interfaces(self) -> set[str]:
+        """That the collectives go over and the copies do not."""
+        found = {w.page.interface for w in self._watched.values() if w.page.interface}
+        return found - self._interfaces
+
     def _why_open(self) -> str:
         """Why nothing is to be held back; empty when the ranks' rhythm counts."""
         if not self._watched:
@@ -272,14 +293,11 @@ class Pacing:
         own = ", ".join(self._hosts)
         if all(host.startswith("127.") for host in self._hosts):
             return f"the links are loopback ({own}): no network is shared"
-        if self._interfaces is None:
-            self._interfaces = {self._interface_of(host) for host in self._hosts}
-        others = {w.page.interface for w in self._watched.values() if w.page.interface}
-        others -= self._interfaces
-        if others:
+        if self._is_apart:
+            copies_over = ", ".join(sorted(self._interfaces - {""})) or own
             return (
-                f"the collectives go over {', '.join(sorted(others))}, the copies over "
-                f"{', '.join(sorted(self._interfaces - {''})) or own}"
+                f"the collectives go over {', '.join(sorted(self._other_interfaces()))}, the "
+                f"copies over {copies_over}, spread over each step"
             )
         profiles = self._profiles()
         if profiles and all(p.collectives == 0 for p in profiles):
