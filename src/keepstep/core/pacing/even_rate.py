@@ -15,12 +15,15 @@ from keepstep.core.pacing.gate import LEAST_WAIT_NS, MOST_WAIT_NS, Grant
 from keepstep.model.units import MS_NS, S_NS
 
 SPREAD = 0.5  # of a step
+LEAST_BYTES_PER_S = 100_000_000  # what no host's memory notices: less would only be later
 BURST_NS = 8 * MS_NS  # who waits asks every MOST_WAIT_NS, and a busy machine lets it ask later
 
 
 def even_rate(step_bytes: int, step_ns: int) -> int:
     """Bytes a second. 0: what a step takes is not known yet."""
-    return round(step_bytes * S_NS / (SPREAD * step_ns)) if step_ns > 0 else 0
+    if not step_bytes or not step_ns:
+        return 0
+    return max(LEAST_BYTES_PER_S, round(step_bytes * S_NS / (SPREAD * step_ns)))
 
 
 class EvenRate:
