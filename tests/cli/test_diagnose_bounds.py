@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from keepstep.cli import log_reading
+from keepstep.cli.diagnose import _left_line
 from keepstep.cli.log_reading import ReadLogs, read_verdict
 from keepstep.cli.main import app
 
@@ -106,6 +108,23 @@ def test_a_bomb_is_unpacked_as_far_as_its_share(tmp_path: Path) -> None:
     assert found.verdict is not None and found.verdict.cause.name == "gpu-memory"
     assert found.left.parts == 3
     assert found.left.read_bytes <= 8 << 20
+
+
+def test_how_much_more_a_packed_log_holds_nobody_claims_to_know(tmp_path: Path) -> None:
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"\x00" * (64 << 20), 9))
+    said = _left_line(read(tmp_path, most_bytes=8 << 20).left)
+    assert said.startswith("what comes behind the first 8.0 MiB of packed files; of 1 file only ")
+
+
+def test_a_packed_log_that_is_torn_is_told_and_what_stands_before_is_read(tmp_path: Path) -> None:
+    whole = OOM % 1 + random.Random(1).randbytes(200_000)
+    (tmp_path / "rank1.log.gz").write_bytes(gzip.compress(whole)[:-50_000])
+    found = json.loads(run(tmp_path, "--json").stdout)
+    assert found["class"] == "gpu-memory" and found["rank"] == 1
+    assert found["unread"]["rank1.log.gz"].startswith("packed, and torn: ")
+    (tmp_path / "rank1.log.gz").write_bytes(b"\x1f\x8b\x08garbage")
+    result = run(tmp_path)
+    assert result.exit_code == 2 and "packed, and torn: " in result.output
 
 
 def test_a_packed_log_is_read_to_its_end_where_it_fits(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_defect_is_named_with_node_reason_and_remedy(ends: Any) -> None:
     assert line.startswith("bad      disk: node 2 (host2): disk-write is ")
     assert "; checkpoints and logs wait for it" in line and ". Fix: look at the disk" in line
     (row,) = [line for line in result.stdout.splitlines() if line.startswith("disk ")]
-    assert "1 bad, 3 ok" in row and "(node 2)" in row
+    assert " 1/4 bad " in row and "(node 2)" in row
     assert "4 nodes are not fit: " in result.stdout
 
 

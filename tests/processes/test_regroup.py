@@ -3,6 +3,7 @@ which nobody was."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -60,6 +61,7 @@ elif kind == "pipeline":
 else:
     finds_unused = kind == "freezing"
     model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=finds_unused)
+forward = torch.compile(model, backend="eager") if kind == "compiled" else model
 some = dist.new_group([0, world - 1])  # groups of part of the ranks are built anew as well
 optimizer = torch.optim.AdamW(model.parameters(), 0.01)
 torch.manual_seed(7 + rank)
@@ -92,7 +94,7 @@ def body(step):
         schedule.step(*batch, target=torch.ones(8, 1), losses=losses)
         loss = sum(losses, torch.zeros(()))
     else:
-        loss = model(torch.randn(8, 16)).square().mean()
+        loss = forward(torch.randn(8, 16)).square().mean()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
     if rank == 1 and os.path.exists(results + "/cut"):
@@ -297,13 +299,18 @@ def test_who_ends_by_an_exception_is_lost_like_a_killed_one(started: Any, undist
     assert {e.data["code"] for e in run.events("rank-exited")} == {1, 0}
 
 
-@pytest.mark.parametrize("kind", ["freezing", "pipeline", "scaler"])
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "lost"),
+    [
+        *itertools.product(["freezing", "pipeline", "scaler"], [0, 1]),
+        pytest.param("compiled", 1, marks=pytest.mark.everyday),
+    ],
+)
 def test_what_the_objects_have_learnt_since_they_were_made_is_as_in_the_newcomer(
     started: Any, undisturbed: Any, kind: str, lost: int
 ) -> None:
     """A layer that was frozen midway; a pipeline whose stages have met; gradients that were
-    unscaled in a body that was given up."""
+    unscaled in a body that was given up; a compiled model, whose code calls the groups."""
     run = started(kind, 2, "with", "--standby", "0")
     run.train_until(8)
     staying = run.pid(1 - lost)
@@ -322,6 +329,20 @@ def test_two_at_once_and_one_more_while_they_find_together(started: Any, undistu
     run.lose(2)
     found = run.end()
     assert [f["digest"] for f in found] == undisturbed("ddp", 4)
+
+
+@pytest.mark.everyday
+def test_all_at_once_are_one_way_back(started: Any, undisturbed: Any) -> None:
+    """Nobody is left who could find its peers again, so nobody is missed when training ends."""
+    run = started("ddp", 2, "with", "--standby", "0")
+    run.train_until(5)
+    for pid in [run.pid(rank) for rank in (0, 1)]:
+        os.kill(pid, signal.SIGKILL)
+    run.until(lambda: len(run.events("next-step")) == 2)
+    found = run.end()
+    assert [f["digest"] for f in found] == undisturbed("ddp", 2)
+    assert [e.data["attempt"] for e in run.events("ranks-restarted")] in ([1], [2], [1, 2])
+    assert {e.data["code"] for e in run.events("rank-exited")} == {-9, 0}
 
 
 def test_connections_that_break_while_all_live_are_no_step_of_its_own(

@@ -20,7 +20,7 @@ from keepstep.core.postmortem.recorder import parse_dump, rank_in
 from keepstep.core.postmortem.sightings import INTRODUCED, Sightings
 from keepstep.core.postmortem.table import parse_table
 from keepstep.core.postmortem.verdict import LogVerdict, judge
-from keepstep.edge.os.log_files import LogNeedles, head_of, search, size_of
+from keepstep.edge.os.log_files import LogNeedles, TornLogError, head_of, search, size_of
 from keepstep.edge.os.log_folders import LogFolder, find_logs
 from keepstep.edge.os.own_tables import pattern_text
 from keepstep.edge.os.recorder_dumps import read_dump
@@ -46,7 +46,8 @@ class LeftOut:
 
 
 class ReadLogs(NamedTuple):
-    """`verdict` None: nothing could be read. `names`: the files by name. `unread`: why, by name."""
+    """`verdict` None: nothing could be read. `names`: the files by name. `unread`: why, by name; of
+    a torn one what stands before the tear was read."""
 
     verdict: LogVerdict | None
     names: dict[str, Path]
@@ -129,6 +130,10 @@ def _read(reading: _Reading, portion: LogPortion, is_stream: bool) -> None:
             reading.seen.greet(name, head_of(file))
         for excerpt in search(file, name, reading.needles, portion.begin, portion.end, goes_on):
             reading.seen.see(excerpt)
+    except TornLogError as error:
+        reading.unread[name] = str(error)
+        if count:
+            reading.had[name] = count
     except OSError as error:
         reading.unread[name] = error.strerror or str(error)
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +25,7 @@ WORST_FIRST = (
     CheckOutcome.OK,
 )
 HEAD = ("check", "nodes", "figure", "median", "worst")
-WIDTHS = (14, 15, 16, 14, 21)  # the last column is cut
+WIDTHS = (14, 17, 16, 13, 20)  # the last column is cut
 assert sum(WIDTHS) == COLUMNS
 
 
@@ -58,13 +57,13 @@ def _is_told(found: str) -> bool:
 def summary(end: PreflightEnd) -> str:
     """One line."""
     nodes = len(end.evidence.hosts)
-    found = Counter(finding.outcome for finding in end.verdict.findings)
+    defects = sum(f.outcome is CheckOutcome.BAD for f in end.verdict.findings)
+    unknown = sum(CheckOutcome.UNKNOWN in row.values() for row in end.verdict.outcomes.values())
     fit = {0: "fit", 1: "not fit"}.get(end.verdict.exit_code, "not known to be fit")
     what = "This machine is" if nodes == 1 else f"{nodes} nodes are"
     return (
         f"{what} {fit}: {counted(len(end.evidence.planned), 'check')}, "
-        f"{counted(found[CheckOutcome.BAD], 'defect')}, "
-        f"{found[CheckOutcome.UNKNOWN]} without an answer"
+        f"{counted(defects, 'defect')}, {unknown} without an answer"
     )
 
 
@@ -72,8 +71,8 @@ def _rows(name: str, end: PreflightEnd) -> list[Text]:
     """One for each figure of a check, at least one."""
     outcomes = end.verdict.outcomes[name]
     worst = min(outcomes.values(), key=WORST_FIRST.index)
-    counts = Counter(outcomes.values())
-    told = ", ".join(f"{counts[each]} {each.value}" for each in WORST_FIRST if counts[each])
+    count, nodes = list(outcomes.values()).count(worst), len(outcomes)
+    told = f"{nodes} {worst.value}" if count == nodes else f"{count}/{nodes} {worst.value}"
     lines: list[str] = []
     for quantity in BY_CHECK[name].quantities:
         figures = end.verdict.figures.get(quantity.name)

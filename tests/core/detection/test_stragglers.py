@@ -3,7 +3,7 @@ where nothing can be told nothing is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -226,6 +226,39 @@ def test_one_of_two_that_is_hindered_is_measured_by_its_peer() -> None:
     assert [(slow.rank, slow.has_peers) for _, slow in told if isinstance(slow, Slow)] == [
         (1, True)
     ]
+
+
+ASLEEP_NS = {Section.DATA: MS_NS // 5, Section.COMPUTE: 3 * MS_NS, Section.UPDATE: MS_NS // 3}
+
+
+def told_of_sleepers(run: Steps, sleep_ns: Sequence[int]) -> list[str]:
+    """What is said of ranks that also sleep in each step's body, each for so long."""
+    judge, told = Stragglers(), []
+    for end, blocks in run.blocks(ONSET + 600):
+        for rank, block in blocks.items():
+            own_ns = list(block.own_ns)
+            own_ns[Section.COMPUTE] += sleep_ns[rank] * BLOCK_STEPS
+            blocks[rank] = block._replace(own_ns=tuple(own_ns))
+        told += [one.why for one in judge.add(blocks, end)]
+    return told
+
+
+@FEW
+@given(SEEDS, st.sampled_from([2, 4]))
+def test_a_quarter_more_of_what_a_rank_computes_is_little_of_a_step_that_sleeps(
+    seed: int, ranks: int
+) -> None:
+    run = Steps(ranks, seed, slow=0, factor=1.25, usual=ASLEEP_NS, onset=ONSET)
+    assert told_of_sleepers(run, [22 * MS_NS] * ranks) == []
+
+
+@FEW
+@given(SEEDS)
+def test_who_takes_longer_and_is_still_faster_than_its_peer_holds_nobody_up(seed: int) -> None:
+    run = Steps(2, seed, slow=1, factor=1.8, usual=ASLEEP_NS, onset=ONSET)
+    assert told_of_sleepers(run, [26 * MS_NS, 22 * MS_NS]) == []
+    [told, *_] = told_of_sleepers(run, [22 * MS_NS, 22 * MS_NS])
+    assert "rank 1 is slow" in told and "ms more than before" in told
 
 
 @FEW

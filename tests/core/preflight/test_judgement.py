@@ -122,6 +122,7 @@ def test_no_answer_is_never_ok() -> None:
     )
     verdict = judge(dumb)
     assert verdict.exit_code == 2 and verdict.outcomes[MEMORY][2] is CheckOutcome.UNKNOWN
+    assert not any("fails on" in note for note in verdict.notes)
     assert verdict.findings[0].found == "no answer within 9 s" and not verdict.is_bad(2)
     forgotten = {n: [r for r in given if r.check != RING] for n, given in fleet.readings.items()}
     verdict = judge(replace(fleet, readings={n: tuple(given) for n, given in forgotten.items()}))

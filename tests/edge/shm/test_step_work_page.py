@@ -117,6 +117,20 @@ def test_another_life_begins_anew(path: Path, writer: StepWorkWriter) -> None:
     reader.close()
 
 
+def test_a_page_that_is_written_over_is_none_any_more(path: Path, writer: StepWorkWriter) -> None:
+    reader = StepWorkReader(MEMORY, path)
+    assert reader.is_there()
+    raw = path.read_bytes()
+    for broken in (b"garbage!" + raw[8:], raw[:16] + b"\x09" + raw[17:]):
+        path.write_bytes(broken)
+        assert not reader.is_there()
+        with pytest.raises(ValueError, match="expected a step work page"):
+            StepWorkReader(MEMORY, path)
+    path.write_bytes(raw)
+    assert reader.is_there()
+    reader.close()
+
+
 def test_what_is_no_such_page_is_refused(tmp_path: Path) -> None:
     (tmp_path / "work").write_bytes(b"KEEPBEAT" + bytes(4096))
     with pytest.raises(ValueError, match="expected a step work page of format 6"):

@@ -246,6 +246,21 @@ def test_a_program_that_takes_long_to_begin_has_longer_to_regroup(node: Node) ->
     assert len(node.late) == 1
 
 
+def test_when_all_have_died_nobody_is_waited_for(node: Node) -> None:
+    """The second one dies while the first one's successor is started, so nobody stays."""
+    regrouping(node)
+    node.processes.end((0, -9), (1, -9))
+    node.restart(KEEP)
+    node.enter(2, keep=False)
+    assert node.processes.started[-1][1:] == ({0, 1}, {})
+    told = node.room.journal.of("ranks-restarted")[-1]
+    assert (told.data["attempt"], told.data["kept"]) == (2, 0)
+    node.room.time.pass_ns(2 * node.room.options.deadlines.regroup_ns)
+    assert node.late == [] and list(node.group.ended_well([0])) == []
+    node.restart(replace(KEEP, why="rank 1 was killed again"))
+    assert node.group._restart is not None and "; then " not in node.group._restart.why
+
+
 def test_who_had_done_its_last_step_is_not_waited_for(node: Node) -> None:
     regrouping(node)
     [late] = node.group.ended_well([0])

@@ -287,7 +287,7 @@ def test_who_ends_a_job_hears_what_is_still_written_and_what_is_kept(
     told = agent.last(StillWriting)
     assert told is not None and agent.last(MemoryKept) is None
     assert told.why.startswith("it writes the newest step to the store; the memory is kept for ")
-    assert "start the same command again to go on from" in told.why
+    assert "start the job again with as many ranks as it was of to go on from it" in told.why
 
 
 def test_votes_of_ranks_that_are_not_there_are_refused() -> None:

@@ -91,10 +91,17 @@ def with_words(slow: Slow) -> Slow:
     share = f"{100 * slow.excess_ratio:.0f} % of a step"
     against = "its peers" if slow.has_peers else "before"
     since = "from the beginning" if slow.is_standing else f"since step {slow.since_step}"
-    waits = ", for which all others wait" if slow.has_peers else ""
+    more = f" ({share} more)"
+    if slow.has_peers:
+        more = f" ({share} more, for which all others wait)"
+    if slow.has_peers and not slow.is_standing:  # it may have been faster or slower than they are
+        more = (
+            f", and all in all {human_ns(slow.excess_ns)} more than before ({share}, for which "
+            "all others wait)"
+        )
     why = (
         f"rank {slow.rank} is slow {since}: its {SECTION_WORDS[slow.section]} takes "
-        f"{human_ns(slow.own_ns)} a step, {against} {human_ns(slow.peers_ns)} ({share} more"
-        f"{waits}): {MEANINGS[slow.cause]}"
+        f"{human_ns(slow.own_ns)} a step, {against} {human_ns(slow.peers_ns)}{more}: "
+        f"{MEANINGS[slow.cause]}"
     )
     return replace(slow, why=why)

@@ -298,7 +298,7 @@ class Stragglers:
             return found
         for name, others in peers.needs.items():
             usual = others.of(rank)
-            whole = usual if name.startswith((PROCESSOR, ALL)) else of_step
+            whole = usual if name.startswith(ALL) else of_step
             if whole > 0:
                 own_ns = peers.own_ns(name, rank)
                 found[name] = DriftPoint(beyond(own_ns, usual, whole), own_ns)
@@ -367,6 +367,8 @@ class Stragglers:
             return None  # its peers have become faster
         if not self._grows_as_a_whole(rank, name, rise):
             return None  # it waits for others, unseen
+        if name != PAST and self._is_still_faster(rank, name, now):
+            return None  # than those that do the same: nobody waits for it
         excess, is_own = rise.excess, _is_of_section(name)
         if is_own and rank not in self._spells and self._is_kept(now, before):
             if not self._channel(rank, ALL).is_blind:
@@ -379,6 +381,13 @@ class Stragglers:
         if is_own and rank in self._spells and excess < SHARED_EXCESS:
             return None
         return slow if is_own or slow.cause in HINDERED else None
+
+    def _is_still_faster(self, rank: int, name: str, now: Sequence[WorkBlock]) -> bool:
+        """Than its peers, with all that it does now."""
+        needs = all_free_ns if _is_of_section(name) else all_own_ns
+        others = self._peers_now().get(rank, frozenset()) - {rank}
+        theirs = [b for r in others for b in self._comparable_facts(r, name)[-len(now) :]]
+        return bool(theirs) and median(map(needs, now)) <= median(map(needs, theirs))
 
     def _is_kept(self, now: Sequence[WorkBlock], before: Sequence[WorkBlock]) -> bool:
         """From the processor, mostly. A device's time has no delays."""
@@ -410,8 +419,6 @@ class Stragglers:
 
     def _basis(self, block: WorkBlock, name: str) -> float:
         """What the channel's ratio is a ratio of, nanoseconds a step."""
-        if name.startswith(PROCESSOR):
-            return processor_ns(block)
         return all_free_ns(block) if _is_of_section(name) else all_own_ns(block)
 
     def _peers_now(self) -> dict[int, frozenset[int]]:
@@ -440,7 +447,7 @@ class Stragglers:
         with."""
         for name in standing.names:
             channel = self._channels.get((rank, name))
-            beside = standing.beside(rank, name, is_whole=name.startswith((PROCESSOR, ALL)))
+            beside = standing.beside(rank, name, is_whole=name.startswith(ALL))
             if beside is None or channel is None or channel.reference is None or channel.is_noisy:
                 continue
             if beside.peers < STANDING_EXCESS or not self._counts(rank, name):

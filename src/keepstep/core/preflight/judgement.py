@@ -312,7 +312,8 @@ def _notes(evidence: FleetEvidence, findings: list[PreflightFinding]) -> tuple[s
     if shared:
         notes.append("nodes share a machine: they took turns, and step times are not compared")
     for name in BY_CHECK:
-        bad = {n for f in findings if f.check == name for n in f.nodes}
+        of_check = (f for f in findings if f.check == name and f.outcome is CheckOutcome.BAD)
+        bad = {node for finding in of_check for node in finding.nodes}
         if len(evidence.hosts) >= FEWEST_NODES and len(bad) > SHARED_RATIO * len(evidence.hosts):
             notes.append(
                 f"{name} fails on {len(bad)} of {len(evidence.hosts)} nodes: look for a cause that "

@@ -70,6 +70,10 @@ class LogExcerpt:
         return _text(self._chunk[self._end : self._end + size])
 
 
+class TornLogError(OSError):
+    """A packed log that ends where it should not, or is none. What stands before was read."""
+
+
 def size_of(path: Path) -> tuple[int, bool]:
     """How large it is, as far as can be told without reading it, and whether it can be read from
     its beginning alone: then that is a guess. Raises OSError where it cannot be read."""
@@ -96,7 +100,8 @@ def search(
 ) -> Iterator[LogExcerpt]:
     """The lines that hold one of the needles there, between these offsets. `name`: as which the
     excerpts know the file. `goes_on` hears how many bytes were read since it was called last, and
-    tells whether to read more. Raises OSError where it cannot be read."""
+    tells whether to read more. Raises OSError where it cannot be read, and TornLogError at the end
+    of one that is torn."""
     with open(read_regular(path), "rb") as raw:
         base = max(0, begin - BEHIND_BYTES)  # where the chunk begins in the file
         plain = _plain(raw)
@@ -115,6 +120,8 @@ def search(
                 return
             kept = max(0, until - BEHIND_BYTES)
             chunk, base, done = chunk[kept:], base + kept, until - kept
+        if isinstance(plain, _Packed) and plain.why_torn:
+            raise TornLogError(f"packed, and torn: {plain.why_torn}")
 
 
 def line_number(path: Path, offset: int) -> int | None:
@@ -221,11 +228,17 @@ def _hits(chunk: bytes, word: bytes, begin: int, end: int) -> Iterator[int]:
             return
 
 
+class _Packed(gzip.GzipFile):
+    """`why_torn`: what came behind could not be unpacked."""
+
+    why_torn = ""
+
+
 def _plain(raw: IO[bytes]) -> IO[bytes]:
     """The file, unpacked where gzip has packed it."""
     magic = raw.read(len(GZIP))
     raw.seek(0)
-    return gzip.GzipFile(fileobj=raw) if magic == GZIP else raw  # type: ignore[return-value]
+    return _Packed(fileobj=raw) if magic == GZIP else raw  # type: ignore[return-value]
 
 
 def _wide(head: bytes) -> str | None:
@@ -252,15 +265,15 @@ def _chunks(file: IO[bytes], most: int | None = None) -> Iterator[tuple[bytes, b
 def _read(file: IO[bytes], most: int | None) -> bytes:
     """The next bytes; of a packed file that is torn, what stands before the tear, too."""
     left = CHUNK_BYTES if most is None else max(0, min(CHUNK_BYTES, most))
-    if not isinstance(file, gzip.GzipFile):
+    if not isinstance(file, _Packed):
         return file.read(left)
     parts = []
     try:
         while left and (part := file.read1(left)):
             parts.append(part)
             left -= len(part)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        pass
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        file.why_torn = str(error)
     return b"".join(parts)
 
 

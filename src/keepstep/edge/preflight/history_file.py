@@ -13,11 +13,15 @@ NAME = "preflight.json"
 MOST_BYTES = 1 << 20
 
 
+def history_path(state_dir: Path) -> Path:
+    return state_dir / NAME
+
+
 def read_history(state_dir: Path) -> bytes:
     """What is there; nothing where there is none, it cannot be read or is not this user's: others
     may write to a shared state directory."""
     try:
-        with open(read_regular(state_dir / NAME, os.geteuid()), "rb") as file:
+        with open(read_regular(history_path(state_dir), os.geteuid()), "rb") as file:
             return file.read(MOST_BYTES)
     except OSError:
         return b""
@@ -30,7 +34,7 @@ def write_history(state_dir: Path, text: bytes) -> None:
     try:
         with open(fd, "wb") as file:
             file.write(text)
-        os.replace(path, state_dir / NAME)
+        os.replace(path, history_path(state_dir))
     except OSError:
         with suppress(OSError):
             os.unlink(path)

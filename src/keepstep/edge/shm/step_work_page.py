@@ -83,26 +83,31 @@ class StepWorkReader:
         """Raises OSError or ValueError when there is no such page."""
         self._region = memory.open(path)
         view = self._region.view
-        magic, form, records, _ = (
-            _HEAD.unpack_from(view, 0) if len(view) >= _HEAD.size else (b"", 0, 0, 0)
-        )
-        if (magic, form, records, len(view)) != (MAGIC, FORMAT, RECORDS, NBYTES):
-            nbytes = len(view)
+        if not self._is_one():
+            nbytes, begin = len(view), bytes(view[: len(MAGIC)])
             self._region.close()
             raise ValueError(
                 f"{path}: expected a step work page of format {FORMAT} with {RECORDS} records, "
-                f"found {nbytes} bytes that begin {magic!r}"
+                f"found {nbytes} bytes that begin {begin!r}"
             )
+
+    def _is_one(self) -> bool:
+        view = self._region.view
+        if len(view) != NBYTES:
+            return False
+        magic, form, records, timing = _HEAD.unpack_from(view, 0)
+        is_known = timing in iter(Timing)
+        return is_known and (magic, form, records) == (MAGIC, FORMAT, RECORDS)
 
     @property
     def timing(self) -> Timing:
-        """See `StepWorkWriter.begin`. What is none that is known says nothing."""
+        """See `StepWorkWriter.begin`."""
         told = _HEAD.unpack_from(self._region.view, 0)[3]
         return Timing(told) if told in iter(Timing) else Timing.UNSEEN
 
     def is_there(self) -> bool:
-        """Whether the page still is what its name leads to."""
-        return self._region.is_there()
+        """Whether the page still is what its name leads to, and one."""
+        return self._region.is_there() and self._is_one()
 
     def newest(self) -> StepWork | None:
         """None before the first step of this life."""

@@ -35,6 +35,7 @@ from keepstep.edge.torch.attempts import with_own_store
 from keepstep.edge.torch.entered import group_number
 from keepstep.edge.torch.membership import Membership, membership
 from keepstep.edge.torch.transports import Building, GroupLife, ShownBackend, stay_environment
+from keepstep.edge.torch.untraced import untraced
 from keepstep.edge.torch.works import (
     CallersStream,
     EndEvent,
@@ -112,6 +113,7 @@ def _create(options: Any, _: Any) -> TorchGroup:
     )
 
 
+@untraced
 class TorchGroup(dist.ProcessGroup):
     """What `torch.distributed` sees: one of these for the life of the process, whatever happens to
     the peers."""

@@ -29,10 +29,12 @@ from torch.futures import Future
 
 from keepstep.edge.torch.first_line import first_line
 from keepstep.edge.torch.membership import Membership
+from keepstep.edge.torch.untraced import untraced
 
 Tensors = Any  # a tensor, a list of tensors, or a list of lists of them
 
 
+@untraced
 class Work(dist.Work):
     """One collective: ends when the transport has ended it or when a peer is lost, whichever comes
     first."""
@@ -180,6 +182,7 @@ class EndEvent:
         return self.event is not None and bool(self.event.query())
 
 
+@untraced
 class QueuedWork(dist.Work):
     """A collective that has been queued on a device. `inner`: NCCL's, which orders whoever waits
     behind the collective's end event, and never blocks the trainer for it; or what stands for it.
@@ -224,6 +227,7 @@ class QueuedWork(dist.Work):
         return found
 
 
+@untraced
 class OverWork(dist.Work):
     """Nothing comes of it: its outputs stay as they are."""
 

@@ -289,5 +289,11 @@ class _Ending:
         self.last_word = last_word
         self.then = then
         self.late: Timer | None = None
-        self.left_to_do = "it cleans up"  # the keeper's, as far as it has said
+        # the keeper's, as far as it has said
+        self.left_to_do = (
+            "it cleans up"
+            if last_word.ok
+            else "what memory has is kept for the next start, as far as the grace time lets it "
+            "(`keepstep status`)"
+        )
         self.is_over = False

@@ -12,7 +12,7 @@ from the attempt before; and nothing is started before what is to be killed is g
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from keepstep.core.economics.swap_price import SwapCosts, SwapPrice
 from keepstep.core.recovery.standby import can_become
@@ -267,11 +267,20 @@ class RankGroup:
         self._renewal = None
         self._keeps = keep
         self._is_ordered = False
+        if not keep:
+            self._nobody_stays()
         living = self._world.processes.living
         stays = keep and before.first_rank == place.first_rank
         self._staying = {r for r, pid in living.items() if stays and self._server.can_stay(pid)}
         self._enforcer.prepare()
         self.kill(set(living) - self._staying, then)
+
+    def _nobody_stays(self) -> None:
+        """Who was to find its peers again has died meanwhile, with all others: nobody is waited
+        for, and what began as a regroup is a restart of all."""
+        self._end_regroup()
+        if self._restart is not None:
+            self._restart = replace(self._restart, kept=False)
 
     def order_regroup(self) -> None:
         """The keeper knows the nodes: those that stay may meet there."""
@@ -333,9 +342,10 @@ class RankGroup:
             killing_ns = restart.killed_ns - restart.began_ns
             self._renewal = _Renewal(killing_ns, formed_ns, self._launch.ranks)
         took = human_ns(self._started_ns - restart.began_ns)
+        who = "all" if not self._staying else f"{len(pids)} of {self._launch.ranks} ranks"
         self._world.journal.record(
             "ranks-restarted",
-            f"{restart.why}; all started again after {took}",
+            f"{restart.why}; {who} started again after {took}",
             attempt=self.place.attempt,
             pids=pids,
             kept=len(self._staying),

@@ -250,9 +250,14 @@ class Keeper:
         newest = cut(self._holdings(), self._world_size() or 1)
         stored = self._checkpoints.stored_step
         also = "" if stored is None else f"; step {stored} is in the store"
+        goes_on = (
+            # a start may just have been refused for its number of ranks
+            "start the job again with as many ranks as it was of to go on from it"
+            if newest is None
+            else f"start the same command again to go on from step {newest.step}"
+        )
         return (
-            f"the memory is kept for {grace_s:.0f} s: start the same command again to go on from "
-            f"{'it' if newest is None else f'step {newest.step}'}{also}; "
+            f"the memory is kept for {grace_s:.0f} s: {goes_on}{also}; "
             f"`keepstep clean --job {job} --force --yes` removes it"
         )
 

@@ -17,7 +17,7 @@ from keepstep.core.preflight.history import NO_HISTORY, remember
 from keepstep.core.preflight.judgement import FleetEvidence, PreflightVerdict, judge
 from keepstep.core.wire.codec import Codec, NotAMessage
 from keepstep.edge.net.kv_client import BlockingClient
-from keepstep.edge.preflight.history_file import read_history, write_history
+from keepstep.edge.preflight.history_file import history_path, read_history, write_history
 from keepstep.edge.preflight.link_probe import TOKEN_LETTERS, ProbeDoor
 from keepstep.errors import ConfigError
 from keepstep.model.launch import Etcd
@@ -59,7 +59,7 @@ def run_preflight(
 ) -> PreflightEnd:
     """From the first check to the verdict. place: None for a single node. Raises ConfigError,
     MeetingError."""
-    history = load_history(state_dir)
+    history = load_history(state_dir, told)
     if place is None:
         node, evidence = 0, check_alone(request, history, environ, told)
     else:
@@ -70,11 +70,14 @@ def run_preflight(
     return PreflightEnd(node, evidence, verdict)
 
 
-def load_history(state_dir: Path) -> PreflightHistory:
-    """What earlier ones brought. A file that is damaged counts as none."""
+def load_history(state_dir: Path, told: Callable[[str], None]) -> PreflightHistory:
+    """What earlier ones brought. A file that is damaged counts as none, and that is told."""
+    raw = read_history(state_dir)
     try:
-        return HISTORIES.decode(read_history(state_dir))
-    except NotAMessage:
+        return HISTORIES.decode(raw)
+    except NotAMessage as error:
+        if raw:
+            told(f"{history_path(state_dir)} is damaged ({error}): nothing of earlier ones counts")
         return NO_HISTORY
 
 
