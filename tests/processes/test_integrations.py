@@ -25,7 +25,7 @@ def test_hf_trainer(tmp_path: Path, ranks: int, held_step: int) -> None:
     ends_with = (
         "trainer.model.state_dict(), trainer.optimizer.optimizer.state_dict(), "
         "trainer.lr_scheduler.state_dict(), trainer.state.global_step, trainer.state.epoch, "
-        "[{k: v for k, v in e.items() if k in ('loss', 'step', 'grad_norm')} "
+        "[{k: v for k, v in e.items() if k in ('loss', 'step', 'grad_norm', 'train_loss')} "
         "for e in trainer.state.log_history]"
     )
     run(tmp_path, "hf_trainer", "transformers", ends_with, ranks, held_step)

@@ -60,6 +60,8 @@ elif kind == "pipeline":
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
 else:
     finds_unused = kind == "freezing"
+    if kind == "compiled_within":
+        model = torch.compile(model, backend="eager")
     model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=finds_unused)
 forward = torch.compile(model, backend="eager") if kind == "compiled" else model
 some = dist.new_group([0, world - 1])  # groups of part of the ranks are built anew as well
@@ -304,6 +306,7 @@ def test_who_ends_by_an_exception_is_lost_like_a_killed_one(started: Any, undist
     [
         *itertools.product(["freezing", "pipeline", "scaler"], [0, 1]),
         pytest.param("compiled", 1, marks=pytest.mark.everyday),
+        pytest.param("compiled_within", 0, marks=pytest.mark.everyday),
     ],
 )
 def test_what_the_objects_have_learnt_since_they_were_made_is_as_in_the_newcomer(

@@ -136,7 +136,12 @@ class TrainerProtection:
 class TrainerPosition:
     """What the Trainer counts and remembers besides its model, as a thing with state."""
 
-    SUMS = ("_total_loss_scalar", "_globalstep_last_logged", "current_flos")
+    SUMS = (
+        "_total_loss_scalar",
+        "_initial_global_step",
+        "_globalstep_last_logged",
+        "current_flos",
+    )
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

@@ -205,7 +205,8 @@ def _slow_from_json(entry: Any) -> NamedSlow:
     slow = a_record(Slow, plain)
     if slow.why:
         raise ValueError("expected numbers, found a sentence")
-    for number in (slow.rank, slow.since_step, slow.own_ns, slow.peers_ns, slow.excess_ns):
+    times = slow.own_ns, slow.peers_ns, slow.excess_ns, slow.lost_ns
+    for number in (slow.rank, slow.since_step, *times):
         a_count(number)
     _ratio(slow.excess_ratio)
     return NamedSlow(slow, a_count(usual_cost_ns), a_count(micro_batches))

@@ -155,7 +155,8 @@ SlowCause = Literal["compute", "data", "quota", "memory", "neighbour", "blocked"
 class Slow:
     """A rank has become slow. own_ns, peers_ns: of that section, a step; peers_ns is what it took
     itself before, where there are none. excess_ns: a step, of all sections. is_stage: it passes
-    tensors to other ranks, as a pipeline's stages do: no other rank can do a part of its work."""
+    tensors to other ranks, as a pipeline's stages do: no other rank can do a part of its work.
+    lost_ns: what all of it has cost until it was told."""
 
     rank: int
     section: Section
@@ -169,3 +170,4 @@ class Slow:
     is_standing: bool
     why: str
     is_stage: bool = False
+    lost_ns: int = 0

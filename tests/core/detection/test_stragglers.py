@@ -73,6 +73,7 @@ def test_half_as_much_again_is_named_within_50_steps(
     assert (slow.rank, slow.section, slow.cause) == (seed % ranks, Section.COMPUTE, "compute")
     assert abs(slow.since_step - ONSET) <= 5 * BLOCK_STEPS and slow.has_peers
     assert not slow.is_stage
+    assert 0.5 <= slow.lost_ns / ((end + 1 - ONSET) * slow.excess_ns) <= 1.5
     assert f"rank {slow.rank} is slow since step {slow.since_step}" in slow.why
 
 

@@ -8,8 +8,11 @@ from dataclasses import replace
 import pytest
 
 from keepstep.core.preflight.catalogue import (
+    DISK,
     MEMORY,
+    MEMORY_SPEED,
     NETWORK,
+    PRODUCTS,
     RING,
     SAME,
     TRAINING,
@@ -127,6 +130,14 @@ def test_no_answer_is_never_ok() -> None:
     forgotten = {n: [r for r in given if r.check != RING] for n, given in fleet.readings.items()}
     verdict = judge(replace(fleet, readings={n: tuple(given) for n, given in forgotten.items()}))
     assert verdict.exit_code == 2 and len(verdict.findings) == 4
+
+
+def test_who_says_that_all_is_well_and_has_measured_nothing_is_unknown() -> None:
+    for check in (MEMORY_SPEED, DISK, PRODUCTS):
+        empty = with_reading(healthy(4).evidence(), 1, CheckReading(check, CheckOutcome.OK))
+        verdict = judge(empty)
+        assert verdict.exit_code == 2 and verdict.outcomes[check][1] is CheckOutcome.UNKNOWN
+        assert "has measured nothing" in verdict.findings[0].found
 
 
 def test_a_silent_node_is_named_and_unknown() -> None:

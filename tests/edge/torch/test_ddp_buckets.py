@@ -125,6 +125,21 @@ def test_the_module_may_be_given_without_its_wrapper_and_lie_deeper() -> None:
     assert order(ddp) != at_last
 
 
+@pytest.mark.parametrize("gives", ["model", "what is compiled", "what is wrapped"])
+def test_what_is_compiled_and_then_wrapped_is_known_too(gives: str) -> None:
+    net = Crossed()
+    compiled = torch.compile(net, backend="eager")
+    ddp = DistributedDataParallel(compiled)  # the compiler wants no small buckets
+    train(ddp)
+    given = {"model": net, "what is compiled": compiled, "what is wrapped": ddp}[gives]
+    buckets = Buckets({"model": given})
+    buckets.look()
+    assert buckets.known == {"model": order(ddp)}
+    at_last = order(ddp)
+    renew([given])
+    assert order(ddp) != at_last
+
+
 @pytest.mark.parametrize("renewals", [0, 1, 3])
 def test_gradients_are_summed_once_however_often_a_reducer_was_made(renewals: int) -> None:
     ddp = wrapped()

@@ -7,8 +7,10 @@ A swap is a restart of all ranks: what restarts took counts, once there was one.
 what it takes at least: the longest that a rank has taken to start and to have its state, or ranks
 to find together when one was lost. Where nothing was measured it is assumed.
 
-Invariant: a price that is assumed says so. How long nodes waited for each other is in no price: a
-spare is there already.
+To leave a place and to meet takes seconds, whatever the ranks take then: no swap costs less than
+`LEAST_NS`. Longer waits of nodes for each other are in no price: a spare is there already.
+
+Invariant: a price that is assumed says so.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from keepstep.model.units import S_NS, counted
 
 KEPT = 5  # what a restart took long ago says little: the state may have grown
 ASSUMED_NS = 60 * S_NS
+LEAST_NS = 10 * S_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,13 @@ class SwapCosts:
     @property
     def price(self) -> SwapPrice:
         """Of a swap now."""
+        measured = self._measured
+        if measured.ns >= LEAST_NS:
+            return measured
+        return SwapPrice(LEAST_NS, "at least: nodes leave and meet in that time")
+
+    @property
+    def _measured(self) -> SwapPrice:
         if self._anew:
             restarts = counted(len(self._anew), "restart")
             middle = " in the middle" if len(self._anew) > 1 else ""

@@ -120,6 +120,16 @@ def _said(evidence: FleetEvidence) -> Iterator[PreflightFinding]:
                 yield _finding(
                     reading.check, (node,), reading.found, reading.outcome, reading.why, reading.fix
                 )
+            elif reading.outcome is CheckOutcome.OK and _measured_nothing(reading):
+                found = "it says that all is well, and has measured nothing"
+                yield _finding(reading.check, (node,), found, CheckOutcome.UNKNOWN)
+
+
+def _measured_nothing(reading: CheckReading) -> bool:
+    """Where the check is one of figures that each node measures by itself."""
+    check = BY_CHECK.get(reading.check)
+    measures = check is not None and check.quantities and check.name not in (CLOCKS, NETWORK)
+    return bool(measures) and not reading.samples
 
 
 def _silent(evidence: FleetEvidence) -> Iterator[PreflightFinding]:

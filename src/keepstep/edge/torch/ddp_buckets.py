@@ -102,8 +102,13 @@ def wrapping(parts: Mapping[str, Any]) -> list[tuple[str, DistributedDataParalle
         if isinstance(part, torch.nn.Module)
         for name, module in bare(part).named_modules()
     }
-    found = instances(DistributedDataParallel)
-    return [(names[id(ddp.module)], ddp) for ddp in found if id(ddp.module) in names]
+    found = []
+    for ddp in instances(DistributedDataParallel):
+        # what is compiled and then wrapped is known by the module in it
+        name = names.get(id(ddp.module)) or names.get(id(bare(ddp.module)))
+        if name is not None:
+            found.append((name, ddp))
+    return found
 
 
 def renew_reducer(ddp: DistributedDataParallel) -> None:

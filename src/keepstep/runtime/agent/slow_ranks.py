@@ -380,18 +380,21 @@ class SlowRanks:
         """now_step: the last one that all have done by now."""
         life.note(blocks)
         steps = next(iter(blocks.values())).steps
+        news = set()
         for told in life.judge.add(blocks, end_step):
             if told.rank in life.told_elsewhere:
                 continue  # the leader names it, too: it is over when both say so
             if isinstance(told, Slow):
-                life.lost_ns[told.rank] = (now_step + 1 - told.since_step) * told.excess_ns
+                news.add(told.rank)
+                life.lost_ns[told.rank] = told.lost_ns
                 self._tell(life, told, now_step)
             else:
                 self._tell_over(told)
         for slow in life.slow.values():
             found = self._remedy(life, slow)
-            lost_ns = life.lost_ns.get(slow.rank, 0) + found.left_ns * steps
-            life.lost_ns[slow.rank] = lost_ns
+            if slow.rank not in news:  # this block is in what it has cost already
+                lost_ns = life.lost_ns.get(slow.rank, 0) + found.left_ns * steps
+                life.lost_ns[slow.rank] = lost_ns
             if found.rung == "swap":
                 self._wants_swap = found.why
             self._look_for_heat(life, slow)
@@ -429,8 +432,7 @@ class SlowRanks:
             is_news = rank not in life.told_elsewhere and rank not in life.judge.slow
             life.told_elsewhere.setdefault(rank, one)
             if is_news:
-                steps = max(0, now_step + 1 - one.slow.since_step)
-                life.lost_ns[rank] = steps * one.slow.excess_ns
+                life.lost_ns[rank] = one.slow.lost_ns
                 self._tell(life, one.slow, now_step)
         for rank in life.told_elsewhere.keys() - named.keys() - life.judge.slow.keys():
             slow = life.told_elsewhere.pop(rank).slow

@@ -82,9 +82,16 @@ def exchange(
     if seats.node == min(present):
         names = {node: f"{series}/of/{node}" for node in present}
         heard, _ = hear_living(meeting, seats, names, LinkReadings, within_s)
-        links = tuple(link for node in sorted(heard) for link in heard[node].links)
+        links = tuple(
+            link for node in sorted(heard) for link in heard[node].links if link.one == node
+        )
         meeting.say(f"{series}/all", LinkReadings(seats.node, links))
     merged = meeting.hear(f"{series}/all", LinkReadings, 2 * within_s)
     if merged is None:
         raise MeetingError(f"preflight: node {min(present)} has not told what all have measured")
-    return merged.links
+    # of nodes that are not here nobody has measured anything
+    return tuple(
+        link
+        for link in merged.links
+        if link.one in present and link.other in present and link.one != link.other
+    )
