@@ -249,6 +249,18 @@ def test_a_job_that_ended_well_waits_for_nobody_while_its_memory_goes(
     os.close(keeper)
 
 
+def test_nobody_is_called_dead_for_memory_that_somebody_has_removed(places: Settings) -> None:
+    places.job_dir.mkdir(parents=True)
+    (places.job_dir / "horizon").touch()
+    journal = FileJournal(places.journal_path, "keeper")
+    journal.record("resumed", "begins", step=-1)
+    view = look(places)
+    assert view.state == "left-over" and "may have been removed while it runs" in view.why
+    journal.record("job-ended", "gave up", ok=False)
+    assert "neither a rank nor the keeper is alive" in look(places).why
+    journal.close()
+
+
 def test_an_earlier_life_s_end_is_not_the_end_of_one_that_lost_its_memory(
     places: Settings,
 ) -> None:

@@ -371,6 +371,11 @@ def _state(
     if not living and keeper.alive is None:
         said = "no rank is alive; nobody can tell whether the keeper still looks after the memory"
         return "waiting", said
+    if not pages and end is not None and end.kind not in ("job-over", "job-ended"):
+        return "left-over", (
+            "no page of a rank is there, and the journal does not say that the job has ended: its "
+            "memory may have been removed while it runs, so look whether its processes live"
+        )
     if not living:
         return "left-over", (
             "neither a rank nor the keeper is alive; start the job again to resume, or remove its "

@@ -201,13 +201,18 @@ class Restarts:
         why_not_keep = self._why_not_keep(event.able)
         return self._again(
             _Setback(
-                f"{cause} {_seconds(life_ns)} after start",
+                f"{cause} {self._since_start(event.at_ns)}",
                 failure,
                 why_not_keep,
                 cause,
                 event.expendable,
             )
         )
+
+    def _since_start(self, at_ns: int) -> str:
+        """Some ranks may have lived on when others were last started."""
+        began = "start" if self._started_ns == self._first_started_ns else "the last recovery"
+        return f"{_seconds(at_ns - self._started_ns)} after {began}"
 
     def _is_refused_for_good(self) -> bool:
         """A refusal at the very start comes again at every other one. Where the job has trained it
@@ -425,11 +430,7 @@ class Restarts:
             if event.signum == SIGHUP:  # a closing terminal sends it twice
                 return None
             return self._end(code, f"{self._signal}; then {name}: leaving at once", within_ns=0)
-        when = (
-            f"{_seconds(event.at_ns - self._started_ns)} after start"
-            if self._running
-            else "with no rank running"
-        )
+        when = self._since_start(event.at_ns) if self._running else "with no rank running"
         self._signal = (
             f"{'preempted' if event.signum in (SIGTERM, SIGHUP) else 'interrupted'} by {name} "
             f"{when}"
