@@ -46,7 +46,7 @@ keepstep.init_process_group()
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(7)
 model = nn.Sequential(nn.Linear(16, 31), nn.Tanh(), nn.Dropout(0.2), nn.Linear(31, 1))
-if kind in ("fsdp", "hsdp"):
+if kind in ("fsdp", "hsdp", "fsdp_compiled"):
     mesh = init_device_mesh("cpu", (world,))
     if kind == "hsdp":
         mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("replicate", "shard"))
@@ -63,7 +63,7 @@ else:
     if kind == "compiled_within":
         model = torch.compile(model, backend="eager")
     model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=finds_unused)
-forward = torch.compile(model, backend="eager") if kind == "compiled" else model
+forward = torch.compile(model, backend="eager") if kind.endswith("compiled") else model
 some = dist.new_group([0, world - 1])  # groups of part of the ranks are built anew as well
 optimizer = torch.optim.AdamW(model.parameters(), 0.01)
 torch.manual_seed(7 + rank)
@@ -307,6 +307,7 @@ def test_who_ends_by_an_exception_is_lost_like_a_killed_one(started: Any, undist
         *itertools.product(["freezing", "pipeline", "scaler"], [0, 1]),
         pytest.param("compiled", 1, marks=pytest.mark.everyday),
         pytest.param("compiled_within", 0, marks=pytest.mark.everyday),
+        ("fsdp_compiled", 0),
     ],
 )
 def test_what_the_objects_have_learnt_since_they_were_made_is_as_in_the_newcomer(
