@@ -24,6 +24,7 @@ from keepstep.sim.protocol.checkers.given_up import GivenUp
 from keepstep.sim.protocol.checkers.halted import AHaltEndsAlike
 from keepstep.sim.protocol.checkers.hearing import AllIsHeard
 from keepstep.sim.protocol.checkers.lease import OneCoordinator
+from keepstep.sim.protocol.checkers.left_alone import WhoTrainsIsLeftAlone
 from keepstep.sim.protocol.checkers.lost import LostSteps
 from keepstep.sim.protocol.checkers.memory import MemoryWithinBudget
 from keepstep.sim.protocol.checkers.missed import TheLostAreMissed
@@ -52,6 +53,7 @@ CHECKERS = (
     Verdicts,
     OneCoordinator,
     TheLostAreMissed,
+    WhoTrainsIsLeftAlone,
     TheCutMoves,
     MemoryWithinBudget,
     AccountSumsUp,
