@@ -21,7 +21,8 @@ class Actor(NodeAgent):
     """One whose agent is a program of the test's."""
 
     def __init__(self, program: str, **environ: str) -> None:
-        super().__init__([], environ, lambda: "node-1")
+        # a mark of its own: tests side by side do not end what others have started
+        super().__init__([program], environ, lambda: "node-1")
         self._command = [sys.executable, "-c", program]
 
 
