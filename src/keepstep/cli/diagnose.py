@@ -131,10 +131,11 @@ def _unread_lines(unread: dict[str, str]) -> list[str]:
 
 
 def _left_line(left: LeftOut) -> str:
-    unread = left.total_bytes - left.read_bytes
-    said = [f"{human_bytes(unread)} of {human_bytes(left.total_bytes)}"]
-    if unread <= 0 and left.parts:  # how much more a packed file holds nobody knows
+    left_bytes = left.total_bytes - left.read_bytes
+    if left_bytes <= 0 and left.parts:  # how much more a packed file holds nobody knows
         said = [f"what comes behind the first {human_bytes(left.read_bytes)} of packed files"]
+    else:
+        said = [f"{human_bytes(left_bytes)} of {human_bytes(left.total_bytes)}"]
     if left.parts:
         said.append(f"of {counted(left.parts, 'file')} only parts, the ends first")
     if left.files:

@@ -462,8 +462,8 @@ class Options(Generic[Unset, Directory]):
         topic=Topic.FAILURES,
         help="tell: measure what each rank does itself in its steps, and say which one is slow, in "
         "which section, what for, and what would help. Nothing in the training changes. swap: as "
-        "tell, and a node whose rank has cost more than a swap leaves its place to a spare. off: "
-        "nothing is measured.",
+        "tell, and a node whose rank has cost more than a swap does leaves its place to a spare. "
+        "off: nothing is measured.",
         example="off",
         metavar="tell|swap|off",
         agents_from=1,

@@ -61,6 +61,16 @@ def order(ddp: DistributedDataParallel) -> Grouping:
     return [[numbers[id(p)] for p in bucket.parameters()] for bucket in buckets]
 
 
+def check_known_and_renewed(given: Any, ddp: DistributedDataParallel, path: str) -> None:
+    """Its grouping, by what was given as "model", and its reducer."""
+    buckets = Buckets({"model": given})
+    buckets.look()
+    assert buckets.known == {path: order(ddp)}
+    at_last = order(ddp)
+    renew([given])
+    assert order(ddp) != at_last
+
+
 def given(_: None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """What a hook answers: the bucket as it is."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -117,12 +127,7 @@ def test_the_module_may_be_given_without_its_wrapper_and_lie_deeper() -> None:
     net = nn.Sequential(nn.Identity(), Crossed())
     ddp = wrapped(net[1])
     train(ddp)
-    buckets = Buckets({"model": net})
-    buckets.look()
-    assert buckets.known == {"model.1": order(ddp)}
-    at_last = order(ddp)
-    renew([net])
-    assert order(ddp) != at_last
+    check_known_and_renewed(net, ddp, "model.1")
 
 
 @pytest.mark.parametrize("gives", ["model", "what is compiled", "what is wrapped"])
@@ -132,12 +137,7 @@ def test_what_is_compiled_and_then_wrapped_is_known_too(gives: str) -> None:
     ddp = DistributedDataParallel(compiled)  # the compiler wants no small buckets
     train(ddp)
     given = {"model": net, "what is compiled": compiled, "what is wrapped": ddp}[gives]
-    buckets = Buckets({"model": given})
-    buckets.look()
-    assert buckets.known == {"model": order(ddp)}
-    at_last = order(ddp)
-    renew([given])
-    assert order(ddp) != at_last
+    check_known_and_renewed(given, ddp, "model")
 
 
 @pytest.mark.parametrize("renewals", [0, 1, 3])

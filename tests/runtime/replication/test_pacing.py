@@ -177,6 +177,18 @@ def test_copies_with_a_network_of_their_own_are_spread_over_half_of_each_step(
     page.close()
 
 
+def test_copies_over_loopback_are_not_spread(tmp_path: Path) -> None:
+    """Whatever interface the collectives go over."""
+    world = World(tmp_path, host="127.0.0.1", interface="ib0")
+    page = HorizonPage(MEMORY, tmp_path)
+    for step in range(16):
+        page.write(Horizon(epoch=1, target=Stamp(step, 1)))
+        grants = sent_for_a_step(world, 40 * MIB, 200 * MS_NS)
+    assert {at_ns for at_ns, _ in grants} == {0}
+    assert "loopback" in world.told.lines[-1]
+    page.close()
+
+
 def test_copies_with_a_network_of_their_own_go_at_once_when_they_are_late(tmp_path: Path) -> None:
     world = World(tmp_path, interface="ib0")
     page = HorizonPage(MEMORY, tmp_path)

@@ -91,10 +91,11 @@ def with_words(slow: Slow) -> Slow:
     share = f"{100 * slow.excess_ratio:.0f} % of a step"
     against = "its peers" if slow.has_peers else "before"
     since = "from the beginning" if slow.is_standing else f"since step {slow.since_step}"
-    more = f" ({share} more)"
-    if slow.has_peers:
+    if not slow.has_peers:
+        more = f" ({share} more)"
+    elif slow.is_standing:
         more = f" ({share} more, for which all others wait)"
-    if slow.has_peers and not slow.is_standing:  # it may have been faster or slower than they are
+    else:  # it may have been faster or slower than they are
         more = (
             f", and all in all {human_ns(slow.excess_ns)} more than before ({share}, for which "
             "all others wait)"

@@ -504,7 +504,7 @@ class Stragglers:
         """before: its own blocks, or its peers' where it has been slow from the beginning. is_own:
         without its delays."""
         needs = free_ns_of if is_own else own_ns_of
-        spell = now
+        since_onset = now
         now = now[-max(VERIFIED_BLOCKS, len(now) // 2) :]  # noise lets onsets seem too early
         sections = {*self._judged, *self._passes}
         now_ns = {s: median([needs(b, s) for b in now]) for s in sections}
@@ -521,7 +521,7 @@ class Stragglers:
             section = slow_part(*bodies)
         excess_ns = max(0.0, sum(more.values()))
         usual_ns = sum(before_ns[s] for s in self._summed)
-        took_ns = [(b.steps, sum(needs(b, s) for s in self._summed)) for b in spell]
+        took_ns = [(b.steps, sum(needs(b, s) for s in self._summed)) for b in since_onset]
         cause = cause_of(section, excess_ns, now, before, needs, self._is_on_device)
         fast = {r for r in self._facts if r != rank and not self._is_slow_itself(r)}
         others = sorted(fast & self._peers_now().get(rank, fast) or fast)

@@ -7,9 +7,9 @@ journal why copies are interleaved or not.
 
 The gate is open, and nothing is held back, where interleaving would not help: no rank has a
 page, no collective was seen, there is no rhythm, or so little idle time that a copy would wait for
-many steps. Where the collectives go over another interface, copies are spread evenly over a step
-(`core/pacing/even_rate.py`). And what was held back for long goes whatever the rhythm says: late
-protection is worse than a slower step.
+many steps. Where the collectives go over another interface, copies are spread evenly over half of a
+step (`core/pacing/even_rate.py`). And what was held back for long goes whatever the rhythm says:
+late protection is worse than a slower step.
 
 Called by one thread at a time. Never waits, never sends. Invariant: as long as the gate is shut for
 a rank, that rank trains.
@@ -113,7 +113,8 @@ class Pacing:
         # of the last targets, the present one last
         self._target_bytes: deque[int] = deque([0], maxlen=TARGETS)
         self._open_because = "no rank has a page"
-        self._is_apart = False  # copies have a network of their own
+        # interfaces of the collectives alone: with any, copies have a network of their own
+        self._elsewhere: set[str] = set()
         self._even = EvenRate()
         self._told: tuple[str, str, bool] | None = None
         self._told_ns = self._counted_ns = 0
@@ -144,7 +145,7 @@ class Pacing:
             flow, now_ns, any(pulse is not None and pulse.pending for pulse, _ in pulses)
         )
         rooms = [room(pulse, profile, now_ns) for pulse, profile in pulses]
-        if self._is_apart and (spread := self._spread(rooms, nbytes, now_ns)) is not None:
+        if self._elsewhere and (spread := self._spread(rooms, nbytes, now_ns)) is not None:
             found, rooms = spread, []
         else:
             rooms = [] if self._open_because else rooms
@@ -233,7 +234,7 @@ class Pacing:
                 watched.steps += 1
                 changed |= watched.rhythm.saw(step)
         self._follow_target()
-        self._is_apart = bool(self._watched) and bool(self._other_interfaces())
+        self._elsewhere = set() if self._are_loopback else self._other_interfaces()
         self._open_because = self._why_open()
         due = now_ns - self._counted_ns >= COUNT_NS
         if changed or (due and self._is_other_link()):
@@ -276,6 +277,11 @@ class Pacing:
     def _profiles(self) -> list[Profile]:
         return [w.rhythm.profile for w in self._watched.values() if w.rhythm.profile is not None]
 
+    @property
+    def _are_loopback(self) -> bool:
+        """The links: they share no network with anything."""
+        return all(host.startswith("127.") for host in self._hosts)
+
     @cached_property
     def _interfaces(self) -> set[str]:
         """Those that the copies go over."""
@@ -291,12 +297,12 @@ class Pacing:
         if not self._watched:
             return "no rank tells of its collectives"
         own = ", ".join(self._hosts)
-        if all(host.startswith("127.") for host in self._hosts):
+        if self._are_loopback:
             return f"the links are loopback ({own}): no network is shared"
-        if self._is_apart:
+        if self._elsewhere:
             copies_over = ", ".join(sorted(self._interfaces - {""})) or own
             return (
-                f"the collectives go over {', '.join(sorted(self._other_interfaces()))}, the "
+                f"the collectives go over {', '.join(sorted(self._elsewhere))}, the "
                 f"copies over {copies_over}, spread over each step"
             )
         profiles = self._profiles()
