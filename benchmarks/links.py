@@ -56,17 +56,18 @@ NAMED_WITHIN_S = 60.0
 
 
 class Receiver:
-    """Takes every block into the same place."""
+    """Takes what a node sends into a place of its own: blocks of two nodes that meet in one would
+    not prove, and be sent again until all links are full."""
 
-    def __init__(self) -> None:
-        self._memory = memoryview(mmap.mmap(-1, BLOCK_BYTES))
+    def __init__(self, nodes: int) -> None:
+        self._memory = [memoryview(mmap.mmap(-1, BLOCK_BYTES)) for _ in range(nodes)]
 
     def up(self, node: int) -> None: ...
 
     def message(self, node: int, message: MeshMessage) -> None: ...
 
     def place(self, node: int, span: Span) -> memoryview | None:
-        return self._memory[: span.length]
+        return self._memory[node][: span.length]
 
     def block(self, node: int, span: Span, checksum: int) -> None: ...
 
@@ -79,9 +80,9 @@ class Receiver:
 
 def run_node(me: int, hosts: list[str]) -> None:
     """Until its standard input ends: a line with what the meter would report, now and then."""
-    options = LinkOptions(HASHING, streams=StreamLimits.of(1))
+    options, places = LinkOptions(HASHING, streams=StreamLimits.of(1)), Receiver(len(hosts))
     peers = Peers(
-        lambda shell: new_link_table(Identity(JOB, me, 1), SECRET, Receiver(), shell, options),
+        lambda shell: new_link_table(Identity(JOB, me, 1), SECRET, places, shell, options),
         PeerOptions((hosts[me], PORT), (), TcpOptions(unacked_s=10)),
     )
     # in turns, so that no two send to the same one at a time while nothing is slow
@@ -109,6 +110,8 @@ def run_node(me: int, hosts: list[str]) -> None:
             next_sample_s += SAMPLE_S
             rows = meter.look(peers.sent_counts(), time.monotonic_ns())
             print(json.dumps([me, [(row.node, row.sample) for row in rows]]), flush=True)
+            if damaged := peers.damaged():  # then links carry more than was asked of them
+                sys.exit(f"node {me}: blocks came damaged, by node: {damaged}")
     peers.close()
 
 
