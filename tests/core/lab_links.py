@@ -58,8 +58,11 @@ class LinkLab:
         factor: float = 1.0,
         resent: float = 0.0,
         reader: float = 0.0,
+        others: float = 1.0,
     ) -> None:
-        """So many samples of each cell; what is slow takes `factor` times as long."""
+        """So many samples of each cell; what is slow takes `factor` times as long, and what shares
+        a node with it `others` times."""
+        met = {node for pair in self.pairs if is_slow(*pair) for node in pair}
         for _ in range(samples):
             for sender, receiver in self.pairs:
                 rate = USUAL_BYTES_PER_S * self.usual[sender, receiver]
@@ -68,7 +71,8 @@ class LinkLab:
                     rate /= 3
                 is_it = is_slow(sender, receiver)
                 busy_ns = 100 * MS_NS
-                nbytes = round(rate / (factor if is_it else 1.0) * busy_ns / S_NS)
+                slower = factor if is_it else others if met & {sender, receiver} else 1.0
+                nbytes = round(rate / slower * busy_ns / S_NS)
                 again = round(nbytes * resent) if is_it else 0
                 waits_ns = round(busy_ns * reader) if is_it else 0
                 sample = LinkSample(nbytes, busy_ns, nbytes + again, again, waits_ns)

@@ -8,7 +8,14 @@ large mesh a few of its directions.
 
 from __future__ import annotations
 
-from keepstep.core.detection.links import LEAST_PAST, LONG, Direction, SlowLink, SlowLinks
+from keepstep.core.detection.links import (
+    LEAST_PAST,
+    LONG,
+    SETTLED,
+    Direction,
+    SlowLink,
+    SlowLinks,
+)
 from keepstep.model.links import LinkSample
 from keepstep.model.units import MIB, MS_NS, S_NS
 
@@ -27,7 +34,7 @@ def flaw_of_fresh_links() -> str:
     for _ in range(LEAST_PAST + LONG + 1):
         for sender, receiver in DIRECTIONS:
             judge.add(sender, receiver, USUAL)
-    if judge.news():
+    if _settled_news(judge):
         return f"{BLIND}: it calls slow what is as it was"
     return _flaw(judge, DIRECTIONS[0])
 
@@ -49,5 +56,11 @@ def _flaw(judge: SlowLinks, chosen: Direction) -> str:
     slow = LinkSample(max(1, round(usual / SLOWER * BUSY_NS / S_NS)), BUSY_NS)
     for _ in range(LONG):
         judge.add(*chosen, slow)
-    named = [cell for told in judge.news() if isinstance(told, SlowLink) for cell in told.cells]
+    named = [cell for told in _settled_news(judge) for cell in told.cells]
     return "" if chosen in named else f"{BLIND}, from node {chosen[0]} to node {chosen[1]}"
+
+
+def _settled_news(judge: SlowLinks) -> list[SlowLink]:
+    """What it calls slow once it has looked often enough to say so."""
+    told = [each for _ in range(SETTLED) for each in judge.news()]
+    return [each for each in told if isinstance(each, SlowLink)]

@@ -16,6 +16,10 @@ Then the fewest causes that explain the slow cells, the widest first:
 * all cells of a node's row: it sends slowly; of its column: it receives slowly; both: the node;
 * one cell while others of its row and of its column are well: the link between the two.
 
+The greatest first: copies that take longer meet others that they did not meet before, and slow
+those down a little. So a cell that shares a node with one three times as slow as itself, in log
+space, counts as well until that one is over.
+
 Where a row or a column has no other cell that is known to be well (each node has one holder, say),
 nobody can tell the end from the link, and that is said. A cell between well and slow, or whose past
 varies by more than a third, is neither.
@@ -40,6 +44,7 @@ from keepstep.model.links import LinkSample
 from keepstep.model.units import S_NS, human_bytes
 
 Direction = tuple[int, int]  # sender, receiver
+Cause = tuple["LinkSide", tuple[int, ...]]  # which nodes
 Explained = tuple["LinkSide", tuple[int, ...], tuple[Direction, ...]]
 SHORT, LONG = 7, 21
 PAST = 60
@@ -54,6 +59,8 @@ LEAST_NOISE = 0.02
 MOST_NOISE = 1 / 3
 QUIET_RATIO = 0.9  # of it: what was too noisy is judged again below, for those who tell of it
 ALL_RATIO = 0.8  # of the cells: what counts as all of them where chance hides some
+SETTLED = 4  # looks
+LESSER_RATIO = 1 / 3  # of the lag of another one, that may be what slows a cell down
 RESENT_RATIO = 0.005
 READER_RATIO = 0.5
 
@@ -152,35 +159,45 @@ class SlowLinks:
     def __init__(self, racks: Sequence[str | None]) -> None:
         self._racks = racks
         self._cells: dict[Direction, _Cell] = {}
-        self._told: dict[tuple[LinkSide, tuple[int, ...]], SlowLink] = {}
+        self._told: dict[Cause, SlowLink] = {}
+        self._looks: dict[Cause, int] = {}  # for how many it has been other than told
 
     def add(self, sender: int, receiver: int, sample: LinkSample) -> None:
         """One more of that direction. `news` makes something of it."""
         self._cells.setdefault((sender, receiver), _Cell()).add(sample)
 
     def news(self) -> list[SlowLink | SlowLinkOver]:
-        """What has come or gone since the last call. Who is slow in another way than was told
-        is told anew."""
+        """Look at all samples: what has come or gone, and stayed so for `SETTLED` looks. Cells
+        become slow one after the other, and well again: in between they look like another fault.
+        Who is slow in another way than was told is told anew."""
         noises = [known.noise for known in self._cells.values() if known.noise is not None]
         for known in self._cells.values():
             known.judge(median(noises) if noises else 0.0)
         slow = {cell for cell, known in self._cells.items() if known.is_slow}
         well = {cell for cell, known in self._cells.items() if known.is_well}
-        found = {
-            (side, nodes): self._describe(side, nodes, cells)
-            for side, nodes, cells in explain(slow, slow | well, self._racks)
-        }
+        causes = explain(self._greatest(slow), slow | well, self._racks)
+        found = {(side, nodes): cells for side, nodes, cells in causes}
+        settled = self._settled(found)
         told: list[SlowLink | SlowLinkOver] = []
-        for what in [known for known in self._told if known not in found]:
+        for what in [known for known in self._told if known in settled]:
             before = self._told.pop(what)
             still = [cell for cell in before.cells if cell in slow]
             why = "it is as fast as before" if not still else "what is slow is another now"
             told.append(SlowLinkOver(before, f"{_who(before.side, before.nodes)}: {why}"))
-        for what, verdict in found.items():
-            if what not in self._told:
-                self._told[what] = verdict
-                told.append(verdict)
+        for what in [cause for cause in found if cause in settled]:
+            self._told[what] = verdict = self._describe(*what, found[what])
+            told.append(verdict)
         return told
+
+    def _settled(self, found: Collection[Cause]) -> set[Cause]:
+        """Those that are found and were not told, or the other way round, and have been that for
+        long enough."""
+        others = set(found) ^ set(self._told)
+        for what in others | set(self._looks):
+            self._looks[what] = self._looks.get(what, 0) + (1 if what in others else -1)
+        settled = {what for what, looks in self._looks.items() if looks >= SETTLED}
+        self._looks = {what: n for what, n in self._looks.items() if 0 < n < SETTLED}
+        return settled
 
     @property
     def slow(self) -> list[SlowLink]:
@@ -224,6 +241,18 @@ class SlowLinks:
         made = SlowLinks(self._racks)
         made._cells = {cell: deepcopy(self._cells[cell]) for cell in cells}
         return made
+
+    def _greatest(self, slow: Collection[Direction]) -> set[Direction]:
+        """Without those that are only as slow as others may have made them."""
+        most: dict[int, float] = {}  # by node
+        for cell in slow:
+            for node in cell:
+                most[node] = max(most.get(node, 0.0), self._cells[cell].lag)
+        return {
+            cell
+            for cell in slow
+            if self._cells[cell].lag > LESSER_RATIO * max(most[node] for node in cell)
+        }
 
     def _describe(
         self, side: LinkSide, nodes: tuple[int, ...], cells: tuple[Direction, ...]
