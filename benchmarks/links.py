@@ -86,9 +86,9 @@ def run_node(me: int, hosts: list[str]) -> None:
         lambda shell: new_link_table(Identity(JOB, me, 1), SECRET, places, shell, options),
         PeerOptions((hosts[me], PORT), (), TcpOptions(unacked_s=10)),
     )
-    # in turns, so that no two send to the same one at a time while nothing is slow
+    # In turns, so that no two send to the same one at a time while nothing is slow. All have one
+    # clock, as the copies of a job have its steps: turns that drift would meet as they did not.
     others = [(me + step) % len(hosts) for step in range(1, len(hosts))]
-    turn = 0
     for node in others:
         peers.connect(node, (hosts[node], PORT))
     data = memoryview(os.urandom(BLOCK_BYTES))
@@ -97,11 +97,10 @@ def run_node(me: int, hosts: list[str]) -> None:
     meter, at, next_sample_s = LinkMeter(), 0, time.monotonic() + SAMPLE_S
     under_way = dict.fromkeys(others, 0)
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
-    while not is_over.wait(STEP_S):
+    while not is_over.wait(STEP_S - time.monotonic() % STEP_S):
         while not ended.empty():
             under_way[ended.get()] -= 1
-        turn += 1
-        node = others[turn % len(others)]
+        node = others[round(time.monotonic() / STEP_S) % len(others)]
         if under_way[node] <= 1:  # else it is late, and skipped as copies of a step are
             at += BLOCK_BYTES
             span = Span(0, Stamp(1, 1), Part.PAYLOAD, at, BLOCK_BYTES)

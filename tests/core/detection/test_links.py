@@ -46,6 +46,19 @@ def test_what_the_slow_one_does_to_others_hides_it_not(kind: str) -> None:
         assert lab.named() == [expected] and lab.links.slow == [], (seed, lab.named())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("samples", [11, 12, 14])
+def test_a_short_fault_leaves_no_other_word_behind(kind: str, samples: int) -> None:
+    """Of so few the long window half knows, and some cells' longer than others'."""
+    is_slow, expected = faults(4)[kind]
+    for seed in range(10):
+        lab = LinkLab(seed, all_pairs(4))
+        lab.run(BEFORE)
+        lab.run(samples, is_slow, 3.0)
+        lab.run(2 * AFTER)
+        assert lab.named() in ([], [expected]) and lab.links.slow == [], (seed, lab.named())
+
+
 def test_the_lesser_of_two_is_told_once_the_greater_is_over() -> None:
     lab = LinkLab(1, all_pairs(4))
     lab.run(BEFORE)
@@ -199,6 +212,15 @@ def test_two_faults_at_a_time(nodes: int) -> None:
             (side, named) for side, named, _ in explain(slow, all_pairs(nodes), [None] * nodes)
         }
         assert found == {(LinkSide.SENDER, (one,)), (LinkSide.RECEIVER, (other,))}
+
+
+@pytest.mark.parametrize("back", [(3, 1), (0, 1)])
+def test_what_waits_for_a_slow_senders_acknowledgements_is_no_fault_of_a_link(
+    back: tuple[int, int],
+) -> None:
+    row = {(1, 0), (1, 2), (1, 3)}
+    found = explain({*row, back}, all_pairs(4), [None] * 4)
+    assert found == [(LinkSide.SENDER, (1,), tuple(sorted({*row, back})))]
 
 
 def test_a_verdict_is_a_sentence() -> None:

@@ -59,8 +59,8 @@ LEAST_NOISE = 0.02
 MOST_NOISE = 1 / 3
 QUIET_RATIO = 0.9  # of it: what was too noisy is judged again below, for those who tell of it
 ALL_RATIO = 0.8  # of the cells: what counts as all of them where chance hides some
-SETTLED = 4  # looks
-LESSER_RATIO = 1 / 3  # of the lag of another one, that may be what slows a cell down
+SETTLED = SHORT  # looks: as long as the windows turn
+LESSER_RATIO = 0.5  # of the lag of another one, that may be what slows a cell down
 RESENT_RATIO = 0.005
 READER_RATIO = 0.5
 
@@ -136,13 +136,14 @@ class _Cell:
             return
         noise = max(self.noise, usual_noise)
         least = -math.log1p(-LEAST_LOSS)
-        shares = [
-            self.behind[window] / max(least, DEVIATIONS * deviation * noise)
+        shares = {
+            window: self.behind[window] / max(least, DEVIATIONS * deviation * noise)
             for window, deviation in WINDOWS.items()
-        ]
-        is_judged = noise <= MOST_NOISE
-        self.is_slow = is_judged and max(shares) >= 1
-        self.is_well = is_judged and max(shares) < OPEN_RATIO
+        }
+        is_judged, most = noise <= MOST_NOISE, max(shares.values())
+        # the long window still tells of what the short one knows to be over
+        self.is_slow = is_judged and most >= 1 and shares[SHORT] >= OPEN_RATIO
+        self.is_well = is_judged and most < OPEN_RATIO
 
     @property
     def lag(self) -> float:
@@ -291,6 +292,11 @@ def explain(
         if node in found:  # by its row and by its column
             side, cells = LinkSide.NODE, cells | found[node][1]
         found[node] = side, cells
+    for cell in sorted(left):
+        ends = [node for node in cell if node in found]
+        if ends:  # what such a node acknowledges waits with what it sends, and the other way round
+            found[ends[0]][1].add(cell)
+            left.discard(cell)
     verdicts: list[Explained] = [
         (side, (node,), tuple(sorted(cells))) for node, (side, cells) in sorted(found.items())
     ]
