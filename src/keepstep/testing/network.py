@@ -33,7 +33,8 @@ SWITCH = "switch"
 # what a shaped link may send at once: less than this and the timer's resolution caps the rate
 BURST_S = 0.002
 LEAST_BURST_BYTES = 128 << 10
-QUEUE_S = 0.02
+# A port has as much memory when it is slow: what shrank with the rate would lose packets, too.
+QUEUE_S, LEAST_QUEUE_BYTES = 0.02, 512 << 10
 # A veth hands over up to 64 KiB in one piece: less room than that and nothing passes at all.
 LOSSY_BURST_BYTES, LOSSY_QUEUE_BYTES = 70_000, 80_000
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
@@ -281,7 +282,7 @@ def _filter(namespace: str, device: str, shape: LinkShape) -> None:
     """A token bucket in front of the device, in place of what is there."""
     rate = shape.bits_per_s
     burst_bytes = max(LEAST_BURST_BYTES, int(rate / 8 * BURST_S))
-    queue_bytes = burst_bytes + int(rate / 8 * QUEUE_S)
+    queue_bytes = burst_bytes + max(LEAST_QUEUE_BYTES, int(rate / 8 * QUEUE_S))
     if shape.loses:
         burst_bytes, queue_bytes = LOSSY_BURST_BYTES, LOSSY_QUEUE_BYTES
     bucket = ("rate", f"{rate}bit", "burst", str(burst_bytes), "limit", str(queue_bytes))

@@ -3,18 +3,21 @@
 DistributedDataParallel over gloo, one thread a rank, pinned to a processor of its own as far as
 there are enough. A step computes for about as long as it is told; from a step on, one rank does so
 many times the work in one section. What it computes lies in the body, beside the model's passes,
-or within one of them, or in the update. Batches may differ in length, and may tell so. For tests
-and benchmarks of what notices that.
+or within one of them, or in the update. Batches may differ in length, and may tell so. What one
+product took is the speed of a rank's processor, whatever it had to do, by the program's own clock.
+For tests and benchmarks of what notices that.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -56,10 +59,13 @@ class ExtraWork:
 
     def __init__(self) -> None:
         self.times = 0
+        self.took_ns = 0  # of processor time, the last time
         self.weight = torch.randn(SIDE, SIDE) * 1.5 / SIDE**0.5  # neither dies out nor grows
 
     def __call__(self, *_: object) -> None:
+        began_ns = time.thread_time_ns()
         multiply(self.times, self.weight)
+        self.took_ns = time.thread_time_ns() - began_ns
 
 
 class WorkingLayer(nn.Module):
@@ -105,6 +111,7 @@ def train(args: argparse.Namespace) -> None:
     optimizer.register_step_pre_hook(works["update"])  # behind keepstep's: in the update
     usual = {section: getattr(args, f"{section}_ms") for section in SECTIONS}
     products = {section: ms * float(speed) for section, ms in usual.items()}
+    product_ns: list[float] = []
     for step in job.steps(args.steps):
         is_slow = rank == args.slow_rank and args.slow_from <= step < args.slow_until
         length = lengths.uniform(args.shortest, 1.0)
@@ -122,6 +129,12 @@ def train(args: argparse.Namespace) -> None:
             optimizer.step()
             if args.tells_tokens:
                 job.report(tokens=int(TOKENS * length))
+        took_ns, times = (
+            sum(getattr(w, of) for w in works.values()) for of in ("took_ns", "times")
+        )
+        product_ns.append(took_ns / times)
+    if args.speeds:
+        Path(args.speeds, f"rank-{rank}").write_text(json.dumps(product_ns))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -142,6 +155,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--shortest", type=float, default=1.0, help="a batch, of the longest")
     found.add_argument("--tells-tokens", action="store_true")
     found.add_argument("--pin", action="store_true", help="each rank to a processor")
+    found.add_argument("--speeds", help="a directory: what a product took each rank, by step")
     found.add_argument("--foreign-group", action="store_true", help="torch's own process group")
     return found
 

@@ -293,9 +293,9 @@ def explain(
             side, cells = LinkSide.NODE, cells | found[node][1]
         found[node] = side, cells
     for cell in sorted(left):
-        ends = [node for node in cell if node in found]
-        if ends:  # what such a node acknowledges waits with what it sends, and the other way round
-            found[ends[0]][1].add(cell)
+        named = [node for node in cell if node in found]
+        if named:  # what such a node acknowledges waits with what it sends, and the other way round
+            found[named[0]][1].add(cell)
             left.discard(cell)
     verdicts: list[Explained] = [
         (side, (node,), tuple(sorted(cells))) for node, (side, cells) in sorted(found.items())
