@@ -17,8 +17,8 @@ Then the fewest causes that explain the slow cells, the widest first:
 * one cell while others of its row and of its column are well: the link between the two.
 
 The greatest first: copies that take longer meet others that they did not meet before, and slow
-those down a little. So a cell that shares a node with one three times as slow as itself, in log
-space, counts as well until that one is over.
+those down a little. So a cell that shares a node with one twice as slow as itself, in log space,
+counts as well until that one is over; and what touches a node that is named belongs to it.
 
 Where a row or a column has no other cell that is known to be well (each node has one holder, say),
 nobody can tell the end from the link, and that is said. A cell between well and slow, or whose past
