@@ -13,10 +13,13 @@ whose tokens are told. A trial is right when the first word is about that rank a
 its `told_step` lies within the limit. `--section forward` (`backward`, `update`): a step's work is
 done there in three equal parts, and so much of the whole step is added to one of them.
 
-**False alarms.** Clean steps, batches of varied lengths, their tokens told and not. Whether
-an alarm was false the program's own clock says: each rank notes what one of its matrix products
-took. Where that has risen by half of what was told at least, beside the other ranks', the processor
-was slow (those of virtual machines are, now and then), and the word is true.
+Beside it stands in how many trials the processors themselves kept their speeds, by the program's
+own clock (what a matrix product took each rank): where they come apart by more than 5 % for 50
+steps, as those of virtual machines do now and then, nobody can tell a tenth.
+
+**False alarms.** Clean steps, batches of varied lengths, their tokens told and not. Whether one was
+false the same clock says: where a product took the rank longer, by half of what was told at least,
+beside the others, its processor was slow, and the word is true.
 
 **Cost.** Steps of one job of two ranks in blocks that are measured and blocks that are not, in
 turn: the median of each round's ratio. What the marks of one step take on the trainer's thread;
@@ -49,6 +52,7 @@ CASES = {"+50 %": (1.5, 50), "+10 %": (1.1, 500)}  # factor, and within how many
 JOB_WITHIN_S = 1200
 PARTS = ("forward", "backward", "update")
 SHORTEST = 0.25
+WINDOW_STEPS, MOST_DRIFT = 50, 0.05
 LEARNT_STEPS = 20  # as few as say what was before
 MARGIN_STEPS = 60  # behind the limit, so that the last word is heard
 
@@ -80,6 +84,22 @@ def slowed(speeds: Speeds, told: Event) -> float:
     }
     own = grown.pop(told.data["rank"])
     return own / median(grown.values()) - 1
+
+
+def drift(speeds: Speeds) -> float:
+    """How far the ranks' processors came apart by themselves, at most: what a product took one
+    beside another, as the median of a window, beside what it took them before anybody was slow."""
+    least = min(map(len, speeds.values()))
+    begins = range(0, least - WINDOW_STEPS + 1, WINDOW_STEPS)
+    apart = [0.0]
+    for begin in begins:
+        grown = [
+            statistics.median(took[begin : begin + WINDOW_STEPS])
+            / statistics.median(took[:SLOW_FROM])
+            for took in speeds.values()
+        ]
+        apart.append(max(grown) / min(grown) - 1)
+    return max(apart)
 
 
 def is_true(speeds: Speeds, told: Event) -> bool:
@@ -129,6 +149,7 @@ def trial(
         "wrong_words": len(others),
         "true_of_these": sum(is_true(speeds, event) for event in others),
         "unknown": is_unknown(events),
+        "drift": round(drift(speeds), 3),
     }
 
 
@@ -320,6 +341,11 @@ def show(report: dict[str, Any]) -> None:
             f"{row['ranks']} ranks, {row['section']} {row['case']}: {right} of {len(trials)} named "
             f"right in time ({100 * low:.0f} to {100 * high:.0f} %), "
             f"after {median} steps; {wrong} words about others, {false} of them false"
+        )
+        steady = [trial for trial in trials if trial["drift"] <= MOST_DRIFT]
+        print(
+            f"  the processors came apart by {MOST_DRIFT:.0%} or less in {len(steady)}; "
+            f"of these it was right in {sum(trial['right'] for trial in steady)}"
         )
     for row in report["clean"]:
         how = "tokens told" if row["tells"] else "tokens not told"

@@ -34,6 +34,9 @@ SECTIONS = len(Section)
 UNTOLD = SECTIONS  # between a step's beginning and its body, if it has one
 NO_PASS = -1  # beside the two that are sections
 _ALONE = (Section.DATA, UNTOLD)  # where no collective is expected that is not seen
+# Who ran all the time but this was kept waiting for no longer: to ask costs more than all else of
+# a mark, and what is not asked now is in the next answer.
+UNASKED_NS = 20_000
 
 
 class FollowsSections(Protocol):
@@ -231,10 +234,12 @@ class StepClock:
 
     def _mark(self) -> None:
         """Charge what has passed since the last mark."""
-        wall, cpu, delay = self._wall_ns(), self._cpu_ns(), self._delay_ns()
+        wall, cpu = self._wall_ns(), self._cpu_ns()
         passed, computed = wall - self._wall_at, cpu - self._cpu_at
-        ready = delay - self._delay_at
-        self._wall_at, self._cpu_at, self._delay_at = wall, cpu, delay
+        self._wall_at, self._cpu_at, ready = wall, cpu, 0
+        if passed - computed > UNASKED_NS:
+            delay = self._delay_ns()
+            self._delay_at, ready = delay, delay - self._delay_at
         within = self._within()
         for section in within:
             self._cpu[section] += computed
