@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.model.step_work import PASSES, Section, StepWork
-from keepstep.runtime.rank.step_clock import NO_PASS, StepClock
+from keepstep.runtime.rank.step_clock import NO_PASS, UNASKED_NS, StepClock
 
 
 class Thread:
@@ -17,13 +17,18 @@ class Thread:
     def __init__(self, sees_collectives: bool = True) -> None:
         self.wall_ns = self.cpu_ns = self.delay_ns = 1000
         self.written: list[StepWork] = []
+        self.asked = 0  # for delays
         self.clock = StepClock(
             lambda: self.wall_ns,
             lambda: self.cpu_ns,
-            lambda: self.delay_ns,
+            self.asked_delay_ns,
             self.written.append,
             sees_collectives,
         )
+
+    def asked_delay_ns(self) -> int:
+        self.asked += 1
+        return self.delay_ns
 
     def computes(self, ns: int) -> None:
         self.wall_ns += ns
@@ -109,38 +114,38 @@ def test_what_is_waited_in_collectives_is_not_the_ranks_own() -> None:
     thread.computes(100)
     thread.clock.busy(True)
     thread.computes(40)  # beside the collective, as a backward pass does
-    thread.is_ready(7)
+    thread.is_ready(70_000)
     thread.sleeps(1000)
     thread.clock.busy(False)
     thread.sleeps(30)  # nobody is waited for here
     work = end(thread)
-    assert own(work) == {Section.COMPUTE: 177} and work.wait_ns == 1000
-    assert sum(work.delay_ns) == work.delay_ns[Section.COMPUTE] == 7
+    assert own(work) == {Section.COMPUTE: 70_170} and work.wait_ns == 1000
+    assert sum(work.delay_ns) == work.delay_ns[Section.COMPUTE] == 70_000
 
 
 def test_where_collectives_are_not_seen_nothing_that_may_be_a_wait_is_its_own() -> None:
     thread = Thread(sees_collectives=False)
     thread.clock.step_begun()
-    thread.is_ready(3)
+    thread.is_ready(30_000)
     thread.sleeps(20)
     thread.clock.body_entered()
     thread.computes(100)
-    thread.is_ready(7)
+    thread.is_ready(70_000)
     thread.sleeps(1000)
     work = end(thread)
-    assert own(work) == {Section.DATA: 23, Section.COMPUTE: 107} and work.wait_ns == 1000
+    assert own(work) == {Section.DATA: 30_020, Section.COMPUTE: 70_100} and work.wait_ns == 1000
     thread.clock.step_begun()
     thread.sleeps(50)
     thread.computes(2)
     again = end(thread)
-    assert again.own_ns[Section.COMPUTE] == 109 and again.wait_ns == 1050
+    assert again.own_ns[Section.COMPUTE] == 70_102 and again.wait_ns == 1050
 
 
 ACTS = st.lists(
     st.one_of(
-        st.tuples(st.just("computes"), st.integers(0, 99)),
-        st.tuples(st.just("sleeps"), st.integers(0, 99)),
-        st.tuples(st.just("is_ready"), st.integers(0, 99)),
+        st.tuples(st.just("computes"), st.integers(0, 99_000)),
+        st.tuples(st.just("sleeps"), st.integers(0, 99_000)),
+        st.tuples(st.just("is_ready"), st.integers(0, 99_000)),
         st.tuples(st.just("enter"), st.sampled_from([s for s in Section if s not in PASSES])),
         st.tuples(st.just("forward_ended"), st.sampled_from([NO_PASS, int(Section.FORWARD)])),
         st.tuples(st.just("busy"), st.booleans()),
@@ -214,12 +219,27 @@ def test_what_is_waited_within_a_pass_is_not_of_it() -> None:
     thread.computes(10)
     thread.clock.busy(True)
     thread.sleeps(100)
-    thread.is_ready(3)
+    thread.is_ready(30_000)
     thread.clock.busy(False)
     thread.clock.forward_ended(NO_PASS)
     work = end(thread)
-    assert own(work) == {Section.COMPUTE: 13, Section.FORWARD: 13} and work.wait_ns == 100
-    assert work.delay_ns[Section.FORWARD] == 3
+    assert own(work) == {Section.COMPUTE: 30_010, Section.FORWARD: 30_010} and work.wait_ns == 100
+    assert work.delay_ns[Section.FORWARD] == 30_000
+
+
+def test_the_kernel_is_asked_for_delays_only_where_there_can_be_some() -> None:
+    thread = Thread()
+    thread.clock.body_entered()
+    for section in (Section.HOOK, Section.UPDATE, Section.COMPUTE):
+        thread.computes(10**6)
+        thread.is_ready(UNASKED_NS)
+        thread.clock.enter(section)
+    assert thread.asked == 1, "as it began"
+    thread.is_ready(UNASKED_NS + 1)
+    work = end(thread)
+    assert thread.asked == 2
+    assert sum(work.delay_ns) == thread.delay_ns - 1000, "with what was not asked before"
+    assert sum(work.own_ns) == thread.wall_ns - 1000
 
 
 def test_a_backward_pass_within_a_forward_one_is_followed_by_what_is_left_of_that() -> None:
