@@ -157,6 +157,27 @@ def test_torchs_groups_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         dist.destroy_process_group()
 
 
+def test_what_was_made_with_a_destroyed_group_does_not_go_on_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its sums would be of one rank, and nobody would know."""
+    found = Membership()
+    monkeypatch.setattr(module_of_groups, "membership", found)
+    for _ in range(2):
+        init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+        if not found.entered:
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+            model(torch.ones(1, 2)).sum().backward()
+            dist.destroy_process_group()
+    try:
+        assert not found.is_worthless
+        with pytest.raises(RuntimeError, match="was destroyed; make what was made with it"):
+            model(torch.ones(1, 2)).sum().backward()
+        dist.all_reduce(torch.ones(2))  # the new one's
+    finally:
+        dist.destroy_process_group()
+
+
 def test_what_has_not_been_proven_on_a_device_is_refused(members: Membership) -> None:
     group = TorchGroup(dist.HashStore(), 0, 1, WITHIN, "one", members)
     with pytest.raises(

@@ -52,6 +52,7 @@ from keepstep.model.device import UNTESTED_NCCL
 
 BACKEND = "keepstep"
 BACKEND_WITH_NCCL = "keepstep_nccl"  # as `get_backend` tells where a device's tensors go to NCCL
+DESTROYED = "make what was made with it (DistributedDataParallel, FSDP, a DeviceMesh) anew"
 SAFE_WAY = "call torch.distributed.init_process_group: all start anew from memory when one is lost"
 
 
@@ -66,9 +67,10 @@ def init_process_group(**given: Any) -> None:
     """`torch.distributed.init_process_group` with groups that outlive the loss of a rank: gloo, for
     tensors on the CPU.
 
-    Used in its place; everything of `torch.distributed` works as before. A rank that is started
-    into a running job meets nobody here: what it does in collectives until `keepstep.protect` has
-    brought its state is done alone.
+    Used in its place; everything of `torch.distributed` works as before, but that a collective of a
+    group that was destroyed raises RuntimeError. A rank that is started into a running job meets
+    nobody here: what it does in collectives until `keepstep.protect` has brought its state is done
+    alone.
 
     Args:
         given: what torch's takes, but for `backend`.
@@ -133,17 +135,12 @@ class TorchGroup(dist.ProcessGroup):
         when not all members come. ranks: its members' in the job, none for all of them."""
         super().__init__(rank, size)
         self._number = group_number(name, ranks)
-        self._rank, self._size, self._timeout, self._name, self._members = (
-            rank,
-            size,
-            timeout,
-            name,
-            members,
-        )
-        self._build = build
+        self._rank, self._size, self._timeout = rank, size, timeout
+        self._name, self._members, self._build = name, members, build
         self.store = store  # in which the members of this life have met
         self._description = ""
         self._inner: GroupLife | None = None
+        self._is_destroyed = False
         self._building: Building | None = None
         self._shown = {"cpu": ShownBackend(rank, size, "gloo")}
         if members.device is not None:
@@ -217,7 +214,7 @@ class TorchGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         self._members.remove_group(self)
-        self._inner = None
+        self._inner, self._is_destroyed = None, True
 
     # -- another life
 
@@ -470,6 +467,8 @@ class TorchGroup(dist.ProcessGroup):
                 with torch.no_grad():
                     alone(outputs, inputs)
             return OverWork(outputs, device)
+        if self._is_destroyed and not members.is_lost:
+            raise RuntimeError(f"process group {self._name!r} was destroyed; {DESTROYED}")
         if inner is None or members.is_lost:
             members.spoil()
             return OverWork(outputs, device)  # worthless: the step is given up
