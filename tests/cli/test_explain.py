@@ -164,7 +164,8 @@ def test_what_nobody_knows_to_be_lost_is_not_called_nothing(machine: Any) -> Non
 def test_the_document_keeps_its_shape(machine: Any) -> None:
     tell(machine, "demo")
     document = machine.json("explain", "--job", "demo")
-    assert set(document) == {"job", "journal", "runs"} and document["job"] == "demo"
+    assert set(document) == {"job", "journal", "runs", "unread_lines"}
+    assert (document["job"], document["unread_lines"]) == ("demo", 0)
     [run] = document["runs"]
     parts = {"events", "recoveries", "end", "ended_well", "lost_steps", "lost_at_least", "account"}
     assert set(run) == parts
@@ -228,13 +229,41 @@ def test_the_newest_job_unless_one_is_named(machine: Any) -> None:
 
 def test_torn_and_foreign_lines_are_passed_over(machine: Any) -> None:
     tell(machine, "demo")
+    assert "cannot be read" not in machine.run("explain").stdout
     with open(machine.settings_of("demo").journal_path, "a", encoding="utf-8") as file:
         file.write('{"wall_ns":17,"mono')
-    assert len(machine.json("explain")["runs"][0]["events"]) == 11
+    machine.journal("demo").record("closed", "behind the torn one")
+    document = machine.json("explain")
+    assert len(document["runs"][0]["events"]) == 12 and document["unread_lines"] == 1
+
+
+def test_a_damaged_line_makes_no_number_certain(machine: Any) -> None:
+    """What it told is missing: a recovery, here, and what that has lost."""
+    tell(machine, "demo")
+    path = machine.settings_of("demo").journal_path
+    lines = path.read_bytes().splitlines(keepends=True)
+    [at] = [n for n, line in enumerate(lines) if b"every rank has proven step 24" in line]
+    lines[at] = lines[at].replace(b'"kind":', b"\xff\x00,,,,", 1)
+    path.write_bytes(b"".join(lines))
+    assert machine.json("explain")["unread_lines"] == 1
+    told = " ".join(machine.run("explain").stdout.split())
+    assert "1 line of" in told and "cannot be read: more may have happened" in told
+
+
+def test_a_journal_that_begins_in_the_middle_does_not_tell_of_no_failure(machine: Any) -> None:
+    """It was removed while the job ran: a rank that was started since has made another one."""
+    machine.journal("demo", "rank 1").record("restored", "restored step 7 from memory", step=7)
+    told = " ".join(machine.run("explain").stdout.split())
+    assert "no failure since its journal begins, in the middle of the run" in told
 
 
 def test_nothing_to_tell(machine: Any) -> None:
-    assert machine.json("explain") == {"job": None, "journal": None, "runs": []}
+    assert machine.json("explain") == {
+        "job": None,
+        "journal": None,
+        "runs": [],
+        "unread_lines": 0,
+    }
     result = machine.run("explain")
     assert (result.exit_code, result.stdout.strip()) == (
         0,

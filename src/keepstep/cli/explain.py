@@ -1,7 +1,8 @@
 """`keepstep explain`: what happened and why, as a timeline from the journal, and where the time
 went.
 
-As JSON: {"job", "journal", "runs": [run, ...]}, only the last run unless --all. A run is a
+As JSON: {"job", "journal", "runs": [run, ...], "unread_lines"}, only the last run unless --all; of
+lines that cannot be read nobody knows which run they are of, or what they told. A run is a
 `dashboard.timeline.JobRun` field by field: {"events", "recoveries", "end", "ended_well",
 "lost_steps", "lost_at_least"}, and "account", a `core.economics.goodput.Account`; an event is a
 line of the journal; a recovery is {"outcome", "step", "source", "lost_steps", "took_ns", "stages":
@@ -33,7 +34,7 @@ from keepstep.dashboard.spans import incidents_of
 from keepstep.dashboard.timeline import JobRun, runs_of
 from keepstep.dashboard.view import Pages, run_account
 from keepstep.edge.net.telemetry import send_spans
-from keepstep.edge.os.journal import read_journal
+from keepstep.edge.os.journal import ReadJournal, read_all
 from keepstep.edge.shm.status_pages import read_pages
 from keepstep.model.units import counted
 
@@ -55,13 +56,14 @@ def explain(
     found = newest_with_journal(job)
     pages = read_pages(found.job_dir) if found else {}
     is_alive = any(alive for alive, _ in pages.values())
-    runs = _runs(found, pages) if found else []
+    journal = read_all(found.journal_path, found.owner) if found else ReadJournal([], 0)
+    runs = _runs(journal, pages)
     chosen = list(enumerate(runs, 1))[0 if every else -1 :]
     if spans:
         _send_spans(found, [run for run, _ in runs])
         return
     if json:
-        print_json(_document(found, [run for _, run in chosen]))
+        print_json(_document(found, [run for _, run in chosen], journal.unread))
         return
     console = Screen()
     if not chosen:
@@ -71,6 +73,12 @@ def explain(
     for number, (run, account) in chosen:
         lives = number == len(runs) and is_alive
         console.print(run_screen(name, number, len(runs), run, lives), account_table(account))
+    if journal.unread and found:
+        console.print(
+            f"{counted(journal.unread, 'line')} of {found.journal_path} cannot be read: more may "
+            "have happened, and been lost, than is told here.",
+            highlight=False,
+        )
 
 
 def _send_spans(found: FoundJob | None, runs: list[JobRun]) -> None:
@@ -79,16 +87,19 @@ def _send_spans(found: FoundJob | None, runs: list[JobRun]) -> None:
     print(f"{counted(len(incidents), 'incident')} sent, as {counted(sent, 'span')}.")
 
 
-def _runs(found: FoundJob, pages: Pages) -> list[tuple[JobRun, Account]]:
+def _runs(journal: ReadJournal, pages: Pages) -> list[tuple[JobRun, Account]]:
     """Every run of the job, and where its time went. Whoever lives now lives in the last one."""
-    runs = runs_of(read_journal(found.journal_path, found.owner))
+    runs = runs_of(journal.events)
     now = Moment.now()
     return [(run, run_account(run, pages if run is runs[-1] else {}, now)) for run in runs]
 
 
-def _document(found: FoundJob | None, runs: list[tuple[JobRun, Account]]) -> dict[str, Any]:
+def _document(
+    found: FoundJob | None, runs: list[tuple[JobRun, Account]], unread: int
+) -> dict[str, Any]:
     return {
         "job": found.name if found else None,
         "journal": found.journal_path if found else None,
         "runs": [{**as_json(run), "account": account} for run, account in runs],
+        "unread_lines": unread,
     }

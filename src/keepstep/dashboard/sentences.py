@@ -21,6 +21,7 @@ from keepstep.dashboard.timeline import (
     JobRun,
     RecoveryChain,
     TimelineStage,
+    begins_in_the_middle,
     is_trouble,
 )
 from keepstep.model.events import Event
@@ -75,12 +76,13 @@ class ScreenLine(NamedTuple):
 
 
 def run_outcome(run: JobRun) -> str:
-    """How many failures, and what became of them."""
-    if not run.recoveries:
-        return "no failure"
+    """How many failures, and what became of them, as far as its journal tells."""
     recovered = sum(recovery.outcome == "resumed" for recovery in run.recoveries)
     failures = count(len(run.recoveries), "failure")
-    return f"{failures}, {recovered} recovered, {loss_words(run.lost_steps, run.lost_at_least)}"
+    told = f"{failures}, {recovered} recovered, {loss_words(run.lost_steps, run.lost_at_least)}"
+    told = told if run.recoveries else "no failure"
+    since = " since its journal begins, in the middle of the run"
+    return told + (since if begins_in_the_middle(run) else "")
 
 
 def run_end(run: JobRun, is_alive: bool | None = None) -> Said:

@@ -162,6 +162,11 @@ def runs_of(events: Iterable[Event], of_several: bool = False) -> list[JobRun]:
     return [_run(each) for each in _split(events, of_several)]
 
 
+def begins_in_the_middle(run: JobRun) -> bool:
+    """Whether nobody tells how the run began: its journal was removed meanwhile."""
+    return not any(map(_opens, run.events))
+
+
 def _split(events: Iterable[Event], of_several: bool) -> list[list[Event]]:
     """What opened with empty memory and did not start afresh continues the run before. So does, of
     several nodes, one that opens while no node has trained or ended yet."""

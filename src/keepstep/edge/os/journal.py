@@ -8,12 +8,11 @@ when it begins and when it is over, not with each event.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from keepstep.codes import of_warning
 from keepstep.edge.os.clock import CLOCK
@@ -92,10 +91,28 @@ def _code(kind: str, why: str, level: int) -> str:
     return "" if found is None or "[KS" in why else f" [{found.number}]"
 
 
+class ReadJournal(NamedTuple):
+    """`unread`: so many lines are no event, or have a part of one that was not written whole."""
+
+    events: list[Event]
+    unread: int
+
+
 def read_journal(path: Path, owner: int | None = None) -> Iterator[Event]:
     """Every whole event of the file in the order written; nothing when there is no regular file.
     owner: whose it and its directory must be, else there is nothing either: in a shared state
     directory anybody may put a journal. None where a person has named the file."""
+    yield from filter(None, _read(path, owner))
+
+
+def read_all(path: Path, owner: int | None = None) -> ReadJournal:
+    """As `read_journal`, for whom it matters what is missing."""
+    found = list(_read(path, owner))
+    events = [event for event in found if event is not None]
+    return ReadJournal(events, len(found) - len(events))
+
+
+def _read(path: Path, owner: int | None) -> Iterator[Event | None]:
     fd = read_if_of(path, owner)
     if fd is not None:
         with open(fd, "rb") as file:
@@ -111,12 +128,18 @@ class JournalTail:
 
     def read(self) -> list[Event]:
         """The events added since the last look."""
-        return list(_events(self._tail.new()))
+        return list(filter(None, _events(self._tail.new())))
 
 
-def _events(lines: Iterable[bytes]) -> Iterator[Event]:
+def _events(lines: Iterable[bytes]) -> Iterator[Event | None]:
+    """None for each that cannot be read."""
     for raw in lines:
         line = raw.decode("utf-8", errors="replace")
         # A torn line has no end: the next event stands behind it.
-        with contextlib.suppress(ValueError):
-            yield event_from_line(line[max(0, line.rfind(EVENT_BEGIN)) :])
+        begin = max(0, line.rfind(EVENT_BEGIN))
+        if begin:
+            yield None
+        try:
+            yield event_from_line(line[begin:])
+        except ValueError:
+            yield None
