@@ -24,6 +24,11 @@ A fault, a redundancy, and what a training goes on from. The chances are those o
 nodes, exactly counted by `keepstep placement`; give yours to that command. *p* is the period of
 captures, 1 where a capture fits into a step; `keepstep status` tells it.
 
+With several nodes that counts from the newest step that all keepers agree upon. While a link
+between two of them is silent, and not yet given up (`link_dead_s`, 20 s), they agree upon nothing
+new: each rank captures until its slots are full, and whatever happens in that time, a killed rank
+too, goes back to before it. `keepstep status` shows the step and its age, and the link.
+
 """
 FOOT = """
 Seconds are from the fault until all ranks have done the next step, measured on two cores with a
