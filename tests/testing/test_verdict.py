@@ -140,12 +140,12 @@ COMPLETE: dict[str, tuple[list[str], list[Event], dict[str, Any]]] = {
     ),
     "link-down:node=1,step=20,for=500": (["the link of node 1 was down for 500.1 ms"], [], {}),
     "cpu-quota:step=20": ([], [OUT_OF_QUOTA], {}),
-    "link-slow:node=1,step=20,for=30000": (
+    "link-slow:node=1,step=20,for=45000": (
         ["the link of node 1 was slow for 30.0 s"],
         [SLOW_LINK],
         {},
     ),
-    "link-loss:node=1,step=20,for=30000": (
+    "link-loss:node=1,step=20,for=45000": (
         ["the link of node 1 lost packets for 30.0 s"],
         [LOSSY_LINK],
         {},
@@ -188,19 +188,19 @@ def test_each_kind_needs_all_its_evidence(spec: str) -> None:
         ("cpu-quota:step=20", OUT_OF_QUOTA, {"cause": "neighbour"}),
         ("cpu-quota:step=20", OUT_OF_QUOTA, {"cause": "compute"}),
         ("cpu-quota:step=20", OUT_OF_QUOTA, {"rank": 1}),
-        ("link-slow:node=1,step=20,for=30000", SLOW_LINK, {"cause": "reader"}),
-        ("link-slow:node=1,step=20,for=30000", SLOW_LINK, {"cause": "loss"}),
-        ("link-slow:node=1,step=20,for=30000", SLOW_LINK, {"nodes": [0]}),
-        ("link-slow:node=1,step=20,for=30000", SLOW_LINK, {"side": "switch", "nodes": [0, 1]}),
-        ("link-loss:node=1,step=20,for=30000", LOSSY_LINK, {"cause": "speed"}),
-        ("link-loss:node=1,step=20,for=30000", LOSSY_LINK, {"side": "link"}),
+        ("link-slow:node=1,step=20,for=45000", SLOW_LINK, {"cause": "reader"}),
+        ("link-slow:node=1,step=20,for=45000", SLOW_LINK, {"cause": "loss"}),
+        ("link-slow:node=1,step=20,for=45000", SLOW_LINK, {"nodes": [0]}),
+        ("link-slow:node=1,step=20,for=45000", SLOW_LINK, {"side": "switch", "nodes": [0, 1]}),
+        ("link-loss:node=1,step=20,for=45000", LOSSY_LINK, {"cause": "speed"}),
+        ("link-loss:node=1,step=20,for=45000", LOSSY_LINK, {"side": "link"}),
     ],
 )
 def test_a_word_with_another_cause_or_about_another_is_none(
     spec: str, word: Event, wrong: dict[str, Any]
 ) -> None:
     notes = [told(0, "about to", 10, nodes=[1], phase="forward", step=20), told(0, "did", 10)]
-    saw = ["was slow for 30 s", "lost packets for 30 s"]
+    saw = ["was slow for 45 s", "lost packets for 45 s"]
     for event_, is_seen in ((word, True), (replace(word, data={**word.data, **wrong}), False)):
         found = facts(notes=notes, sightings={0: saw}, events=[*LINKS_KNOWN, event_])
         assert verdict(parse(spec), found)["faults"][0]["seen"] == is_seen
@@ -209,17 +209,17 @@ def test_a_word_with_another_cause_or_about_another_is_none(
 @pytest.mark.parametrize(
     ("lasts_ms", "before", "why"),
     [
-        (30_000, [], "was not known"),
-        (30_000, [LINKS_KNOWN[0]], "was not known"),
-        (30_000, [*LINKS_KNOWN, event(9.8, "mesh", node=0)], "was not known"),
-        (29_999, LINKS_KNOWN, "takes 30 s"),
+        (45_000, [], "was not known"),
+        (45_000, [LINKS_KNOWN[0]], "was not known"),
+        (45_000, [*LINKS_KNOWN, event(9.8, "mesh", node=0)], "was not known"),
+        (44_999, LINKS_KNOWN, "takes 45 s"),
     ],
 )
 def test_where_nobody_can_know_of_a_link_nobody_is_asked(
     lasts_ms: int, before: list[Event], why: str
 ) -> None:
     notes = [told(0, "about to", 10, nodes=[1], phase="forward", step=20), told(0, "did", 10)]
-    found = facts(notes=notes, sightings={0: ["it was slow for 30 s"]}, events=before)
+    found = facts(notes=notes, sightings={0: ["it was slow for 45 s"]}, events=before)
     [report] = verdict(parse(f"link-slow:node=1,step=20,for={lasts_ms}"), found)["faults"]
     assert report["seen"] and why in report["evidence"]
 

@@ -42,7 +42,7 @@ WRONG = ("replicas-differ", "gradient-differs", "numbers-judged")
 # sends or receives, or with another that nobody can tell it from
 LINK_CAUSES = {"link-slow": "speed", "link-loss": "loss"}
 LINK_SIDES = ("sender", "receiver", "node", "unclear")
-LEAST_NAMED_MS = 30_000  # what harms a link for less may be over before anybody can know
+LEAST_NAMED_MS = 45_000  # what harms a link for less may be over before anybody can know
 NO_SPACE = ("No space left", "ENOSPC")
 
 
