@@ -7,7 +7,14 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.preflight.schedule import Rounds, all_pairs, busy, confirming, packed
+from keepstep.core.preflight.schedule import (
+    MOST_ALONE,
+    Rounds,
+    all_pairs,
+    busy,
+    confirming,
+    packed,
+)
 
 
 def check_rounds(rounds: Rounds) -> None:
@@ -58,3 +65,19 @@ def test_packing_loses_and_doubles_nothing(pairs: set[tuple[int, int]]) -> None:
 def test_slow_pairs_are_measured_again() -> None:
     rounds = confirming([1, 2], [0], [(1, 2)], 0)
     assert {each for pairs in rounds for each in pairs} == {(0, 1), (0, 2), (1, 2)}
+
+
+@given(st.sets(st.tuples(st.integers(0, 9), st.integers(10, 19)), min_size=1, max_size=30))
+def test_slow_pairs_are_alone_where_they_are_few(pairs: set[tuple[int, int]]) -> None:
+    """Two that are slow together may share something."""
+    rounds = confirming([0], [20], pairs, 0)
+    check_rounds(rounds)
+    assert sorted(each for taken in rounds for each in taken) == sorted({*pairs, (0, 20)})
+    if len(pairs) > MOST_ALONE:
+        assert rounds == packed([(0, 20), *sorted(pairs)])
+    else:
+        assert pairs <= {taken[0] for taken in rounds if len(taken) == 1}
+
+
+def test_a_suspects_slow_pair_with_a_good_partner_is_measured_once() -> None:
+    assert confirming([1], [0], [(0, 1), (1, 2)], 0) == (((0, 1),), ((1, 2),))

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 Pair = tuple[int, int]  # the lower number dials
 Rounds = tuple[tuple[Pair, ...], ...]
+MOST_ALONE = 8  # each takes about a second
 
 
 def all_pairs(nodes: Sequence[int]) -> Rounds:
@@ -34,13 +35,17 @@ def confirming(
     suspects: Sequence[int], good: Sequence[int], pairs: Iterable[Pair], turn: int
 ) -> Rounds:
     """Each suspect with a partner that is known to be good, another one in each turn, and the pairs
-    that were slow themselves, once more."""
+    that were slow themselves, once more. Where these are few each has a round of its own: two that
+    are slow together may share something, an uplink or a host's processors, and then neither is."""
     wanted = [
         pair(suspect, good[(place + turn) % len(good)])
         for place, suspect in enumerate(sorted(suspects))
         if good
     ]
-    return packed([*wanted, *sorted(pairs)])
+    slow = sorted(set(pairs) - set(wanted))
+    if len(slow) > MOST_ALONE:
+        return packed([*wanted, *slow])
+    return (*packed(wanted), *((each,) for each in slow))
 
 
 def packed(pairs: Iterable[Pair]) -> Rounds:
