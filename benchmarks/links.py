@@ -183,8 +183,8 @@ def strike(lab: Lab, kind: str, rate: int, usual: int) -> tuple[bool, str]:
     is_anybody_slow(5)
     told = "; ".join(f"{side.value} {nodes} ({why})" for (side, nodes), why in named.items())
     right = list(named) == [EXPECTED[kind]]
-    word = "right" if right else "WRONG"
-    return right, f"{kind:9} {word} after {took_s:4.1f} s, over {over_s:4.1f} s later: {told}"
+    how = f"{'right' if right else 'WRONG'} after {took_s:4.1f} s, over {over_s:4.1f} s later"
+    return right, f"{kind:9} {how}: {told or 'nobody'}"
 
 
 def main() -> None:

@@ -89,17 +89,15 @@ def slowed(speeds: Speeds, told: Event) -> float:
 def drift(speeds: Speeds) -> float:
     """How far the ranks' processors came apart by themselves, at most: what a product took one
     beside another, as the median of a window, beside what it took them before anybody was slow."""
-    least = min(map(len, speeds.values()))
-    begins = range(0, least - WINDOW_STEPS + 1, WINDOW_STEPS)
-    apart = [0.0]
-    for begin in begins:
-        grown = [
-            statistics.median(took[begin : begin + WINDOW_STEPS])
-            / statistics.median(took[:SLOW_FROM])
-            for took in speeds.values()
-        ]
-        apart.append(max(grown) / min(grown) - 1)
-    return max(apart)
+    median = statistics.median
+    before = {rank: median(took[:SLOW_FROM]) for rank, took in speeds.items()}
+    steps = min(map(len, speeds.values()))
+    most = 0.0
+    for begin in range(0, steps - WINDOW_STEPS + 1, WINDOW_STEPS):
+        window = slice(begin, begin + WINDOW_STEPS)
+        grown = [median(took[window]) / before[rank] for rank, took in speeds.items()]
+        most = max(most, max(grown) / min(grown) - 1)
+    return most
 
 
 def is_true(speeds: Speeds, told: Event) -> bool:

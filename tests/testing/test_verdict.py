@@ -141,12 +141,12 @@ COMPLETE: dict[str, tuple[list[str], list[Event], dict[str, Any]]] = {
     "link-down:node=1,step=20,for=500": (["the link of node 1 was down for 500.1 ms"], [], {}),
     "cpu-quota:step=20": ([], [OUT_OF_QUOTA], {}),
     "link-slow:node=1,step=20,for=45000": (
-        ["the link of node 1 was slow for 30.0 s"],
+        ["the link of node 1 was slow for 45.0 s"],
         [SLOW_LINK],
         {},
     ),
     "link-loss:node=1,step=20,for=45000": (
-        ["the link of node 1 lost packets for 30.0 s"],
+        ["the link of node 1 lost packets for 45.0 s"],
         [LOSSY_LINK],
         {},
     ),

@@ -77,12 +77,14 @@ class ScreenLine(NamedTuple):
 
 def run_outcome(run: JobRun) -> str:
     """How many failures, and what became of them, as far as its journal tells."""
+    middle = begins_in_the_middle(run)
+    since = " since its journal begins, in the middle of the run" if middle else ""
+    if not run.recoveries:
+        return f"no failure{since}"
     recovered = sum(recovery.outcome == "resumed" for recovery in run.recoveries)
     failures = count(len(run.recoveries), "failure")
-    told = f"{failures}, {recovered} recovered, {loss_words(run.lost_steps, run.lost_at_least)}"
-    told = told if run.recoveries else "no failure"
-    since = " since its journal begins, in the middle of the run"
-    return told + (since if begins_in_the_middle(run) else "")
+    lost = loss_words(run.lost_steps, run.lost_at_least)
+    return f"{failures}, {recovered} recovered, {lost}{since}"
 
 
 def run_end(run: JobRun, is_alive: bool | None = None) -> Said:

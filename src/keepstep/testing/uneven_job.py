@@ -129,10 +129,8 @@ def train(args: argparse.Namespace) -> None:
             optimizer.step()
             if args.tells_tokens:
                 job.report(tokens=int(TOKENS * length))
-        took_ns, times = (
-            sum(getattr(w, of) for w in works.values()) for of in ("took_ns", "times")
-        )
-        product_ns.append(took_ns / times)
+        times = sum(work.times for work in works.values())
+        product_ns.append(sum(work.took_ns for work in works.values()) / max(1, times))
     if args.speeds:
         Path(args.speeds, f"rank-{rank}").write_text(json.dumps(product_ns))
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 Pair = tuple[int, int]  # the lower number dials
 Rounds = tuple[tuple[Pair, ...], ...]
-MOST_ALONE = 8  # each takes about a second
+MOST_ALONE = 8  # a measurement takes some half a second (`link_probe.py`)
 
 
 def all_pairs(nodes: Sequence[int]) -> Rounds:
