@@ -22,6 +22,7 @@ MAX_BLOCK_BYTES = 64 * MIB
 MAX_AT_DOOR = 64  # connections to a keeper whose other side has not proven itself yet
 MAX_STREAMS = 16  # of a link, for the blocks of one direction
 MAX_ADDRESSES = 16  # of a node, on as many interfaces
+MAX_ADDENDS = 256  # of a sum: a codeword has no more blocks
 
 Address = tuple[str, int]
 
@@ -36,6 +37,7 @@ class Part(IntEnum):
     PARITY = 4
     META = 5  # header page, table and manifest, one behind the other
     KEPT = 6  # of the payload, what the slot does not lack, one block behind the other
+    SUM = 7  # of pieces of a codeword, added up; its offset is the number of who asked
 
 
 class Refusal(IntEnum):

@@ -22,6 +22,8 @@ from keepstep.model.messages.keeper_rank import (
 )
 from keepstep.model.messages.peers import (
     ActOrdered,
+    Addend,
+    AddUp,
     AllEnded,
     CheckpointAnswer,
     CheckpointAsked,
@@ -50,6 +52,7 @@ from keepstep.model.restore_sources import (
 )
 from keepstep.model.shares import RankRun, ShareClass
 from keepstep.model.snapshot import Stamp
+from keepstep.model.wire import BlockRange, Part
 
 MEMBERS = tuple(Member(node, "10.0.0.1", 1, 1, 2) for node in range(3))
 MESH = Mesh(7, 1, MEMBERS, "s" * 16)  # ranks 0 to 5; 2 and 3 live here
@@ -215,3 +218,20 @@ def test_where_a_snapshot_is_fetched_from(source: RestoreSource, is_sound: bool)
 
 def test_anybody_may_ask_for_a_checkpoint() -> None:
     assert flaw_of_peer(2, CheckpointWord(7, CheckpointAsked(1, None, "")), MESH) == ""
+
+
+@pytest.mark.parametrize(
+    ("addends", "is_sound"),
+    [
+        ([Addend(0, 0, BlockRange(Part.KEPT, 0, 64), 1)], True),
+        ([Addend(2, 9, BlockRange(Part.PARITY, 8, 64), 255)] * 2, True),  # ranks may have moved
+        ([], False),
+        ([Addend(3, 0, BlockRange(Part.KEPT, 0, 64), 1)], False),
+        ([Addend(0, 0, BlockRange(Part.KEPT, 0, 65), 1)], False),
+        ([Addend(0, 0, BlockRange(Part.SUM, 0, 64), 1)], False),
+        ([Addend(0, 0, BlockRange(Part.HEADER, 0, 64), 1)], False),
+    ],
+)
+def test_what_can_be_added_up(addends: list[Addend], is_sound: bool) -> None:
+    asked = AddUp(7, 1, STAMP, 64, tuple(addends))
+    assert (flaw_of_peer(0, asked, MESH) == "") == is_sound

@@ -12,12 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.core.wire.plausible import flaw_of_peer
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.errors import DamageError
 from keepstep.model.messages.peers import (
+    AddUp,
     CopyUnavailable,
     FetchRanges,
     MeshMessage,
+    NoSum,
     SnapshotUnproven,
 )
 from keepstep.model.restore_sources import GroupMember, RestoreSource
@@ -32,6 +35,7 @@ from keepstep.runtime.replication.encode import (
 )
 from keepstep.runtime.replication.fetch import Fetch, FetchResult, free_slot_path, replace_bytes
 from keepstep.runtime.replication.held import HeldSnapshots
+from keepstep.runtime.replication.repair_sums import RepairSums
 from keepstep.runtime.replication.serve import SnapshotServer
 from tests.runtime.replication.room import (
     BLOCK_BYTES,
@@ -67,6 +71,7 @@ class FetchNodes:
         self.ended: list[FetchResult] = []
         self.doubts: set[int] = set()  # nodes that are to look at what they gave
         self.fetch: Fetch | None = None
+        self.sums: dict[int, RepairSums] = {}
 
     def open(self) -> None:
         """What was laid into their memory is there from the beginning."""
@@ -75,14 +80,27 @@ class FetchNodes:
             room.held = HeldSnapshots(room.memory, room.workers, JOB_DIR)
             doubt = partial(self.doubts.add, node)
             server = SnapshotServer(room.memory, room.links, JOB_DIR, room.held, doubt)
-            room.on_message = partial(self._hear, server, node)
+            sums = self.sums[node] = RepairSums(room.world, room.links, server)
+            room.on_message = partial(self._hear, server, sums, node)
             if node == 0:
                 self.server = server
 
-    def _hear(self, server: SnapshotServer, node: int, asker: int, message: MeshMessage) -> None:
+    def _hear(
+        self,
+        server: SnapshotServer,
+        sums: RepairSums,
+        node: int,
+        asker: int,
+        message: MeshMessage,
+    ) -> None:
+        assert flaw_of_peer(asker, message, self.rooms[node].mesh) == ""
         match message:
             case FetchRanges():
                 server.asked(asker, message.rank, message.stamp, message.ranges)
+            case AddUp():
+                sums.asked(asker, message)
+            case NoSum():
+                sums.unavailable(asker, message.number, message.why)
             case CopyUnavailable():
                 assert node == 0 and self.fetch is not None
                 self.fetch.source_failed(asker, message.why)
@@ -97,6 +115,7 @@ class FetchNodes:
             self.here.world,
             self.here.links,
             self.server,
+            self.sums[0],
             JOB_DIR,
             JOB_HASH,
             source,
@@ -525,6 +544,112 @@ def test_a_lost_member_is_decoded_from_the_others(sizes: list[int], data: st.Dat
     [result] = nodes.ended
     assert result.why is None
     assert fetched(nodes) == payloads[0]
+
+
+CHUNK = 256  # of these tests: steps are many
+GROUP = tuple(range(4))
+GROUP_SOURCE = RestoreSource(0, (), GROUP, 1, tuple(GroupMember(r, r) for r in GROUP[1:]))
+
+
+def a_group(monkeypatch: pytest.MonkeyPatch) -> tuple[FetchNodes, bytes]:
+    """Four nodes, the first of which has lost all; and what its rank's payload was."""
+    monkeypatch.setattr("keepstep.runtime.replication.fetch.CHUNK_BYTES", CHUNK)
+    nodes = FetchNodes(len(GROUP))
+    payloads = [state(9 * BLOCK_BYTES + 13 * rank, rank) for rank in GROUP]
+    lay_parities(nodes, payloads, 1)
+    for root in (JOB_DIR, PARITY):
+        nodes.here.memory.remove(root / "rank-00000")
+    nodes.open()
+    return nodes, payloads[0]
+
+
+def blocks_into(nodes: FetchNodes, monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """By node, counted from now on: the bytes of blocks that reach it."""
+    came = dict.fromkeys(nodes.rooms, 0)
+    for node, room in nodes.rooms.items():
+
+        def comes(
+            giver: int, span: Span, data: bytes, node: int = node, room: ReplicationRoom = room
+        ) -> bool:
+            if span.part in (Part.KEPT, Part.PARITY, Part.SUM):
+                came[node] += len(data)
+            return ReplicationRoom.block_comes(room, giver, span, data)
+
+        monkeypatch.setattr(room, "block_comes", comes)
+    return came
+
+
+def test_a_byte_comes_for_each_that_is_rebuilt_on_whatever_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes, payload = a_group(monkeypatch)
+    came = blocks_into(nodes, monkeypatch)
+    nodes.begin(GROUP_SOURCE)
+    nodes.settle()
+    assert nodes.ended[0].why is None and fetched(nodes) == payload
+    assert came[0] == len(payload)
+    assert sum(came.values()) <= 3 * len(payload), "as many as three pieces of each codeword"
+    for node in GROUP[1:]:
+        assert came[node] <= 0.8 * len(payload), "they take turns in adding up"
+
+
+@pytest.mark.parametrize("apart", [[1], [2], [3], [1, 2], [1, 2, 3]])
+def test_whose_sums_cannot_be_had_gives_its_pieces(
+    apart: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its links to the others are down, and the one to who rebuilds is not."""
+    nodes, payload = a_group(monkeypatch)
+    for node in apart:
+        for other in {1, 2, 3} - {node}:
+            nodes.rooms[node].net.away.add(other)
+            nodes.rooms[other].net.away.add(node)
+    came = blocks_into(nodes, monkeypatch)
+    nodes.begin(GROUP_SOURCE)
+    nodes.settle()
+    assert nodes.ended[0].why is None and fetched(nodes) == payload
+    assert came[0] > len(payload)
+
+
+@pytest.mark.parametrize("settled", range(12))
+def test_a_sum_that_is_under_way_when_a_giver_dies_is_no_sum(
+    settled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, payload = a_group(monkeypatch)
+    fetch = nodes.begin(GROUP_SOURCE)
+    for _ in range(settled):
+        for room in nodes.rooms.values():
+            room.settle()
+    is_early = not nodes.ended
+    for room in nodes.rooms.values():
+        room.net.away.add(2)
+    nodes.rooms[2].on_message = lambda asker, message: None
+    for node in (0, 1, 3):
+        nodes.sums[node].link_is_dead(2, "gone")
+    fetch.link_is_dead(2, "gone")
+    nodes.settle()
+    [result] = nodes.ended
+    if is_early:
+        assert result.why is not None and result.is_away and nodes.files() == []
+    else:
+        assert result.why is None and fetched(nodes) == payload
+
+
+def test_a_sum_that_is_wrong_is_never_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, _ = a_group(monkeypatch)
+    give = nodes.rooms[2].net.send_block
+
+    def give_wrong(node: int, span: Span, source: memoryview, *more: Any) -> bool:
+        data = bytearray(source)
+        data[0] ^= span.part is Part.SUM and node == 0
+        return give(node, span, memoryview(data), *more)
+
+    monkeypatch.setattr(nodes.rooms[2].net, "send_block", give_wrong)
+    nodes.begin(GROUP_SOURCE)
+    nodes.settle()
+    [result] = nodes.ended
+    assert result.why is not None and "checksum" in result.why
+    assert nodes.files() == []
+    assert nodes.doubts == {1, 2, 3}, "any of them may have given it"
 
 
 def test_a_member_that_fails_ends_the_decoding() -> None:

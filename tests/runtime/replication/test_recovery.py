@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.redundancy.protection import assignments
 from keepstep.edge.shm.slot import Slot, slot_paths
 from keepstep.model.messages.peers import FetchRanges
-from keepstep.model.restore_sources import HeldSnapshot, Inventory, RestoreSource
+from keepstep.model.restore_sources import GroupMember, HeldSnapshot, Inventory, RestoreSource
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import parse_policy
 from keepstep.runtime.replication.owner import Owner
 from keepstep.runtime.replication.recovery import SnapshotRecovery
+from keepstep.runtime.replication.repair_sums import RepairSums
 from keepstep.runtime.replication.serve import SnapshotServer
 from tests.runtime.replication.room import BLOCK_BYTES, JOB_HASH, ReplicationRoom, payload_of
 
@@ -37,7 +39,8 @@ class Recovering:
         server = SnapshotServer(room.memory, room.links, room.job_dir, room.held, lambda: None)
         self.owner = Owner(room.world, room.links, room.held.own, lambda: None, lambda: None)
         self.recovery = SnapshotRecovery(
-            room.world, room.links, room.job_dir, JOB_HASH, server, self.owner
+            *(room.world, room.links, room.job_dir, JOB_HASH),
+            *(server, RepairSums(room.world, room.links, server), self.owner),
         )
         self.ended: list[str | None] = []
 
@@ -94,6 +97,25 @@ def test_only_who_fetches_and_who_gives_make_a_link(givers: set[int], here: int)
     recovering.recovery.link_with_sources({1: source})
     expected = (givers if here == 1 else ({1} if here in givers else set())) - {here}
     assert {node for node, _, _ in recovering.room.net.connected} == expected
+
+
+@pytest.mark.parametrize("are_open", [False, True])
+@pytest.mark.parametrize("here", range(NODES))
+def test_who_gives_pieces_of_codewords_is_linked_with_the_others_that_do(
+    here: int, are_open: bool
+) -> None:
+    recovering = Recovering(here)
+    if not are_open:
+        recovering.room.net.away.update(range(NODES))
+    givers = {0, 2, 3}
+    members = tuple(GroupMember(rank, rank) for rank in sorted(givers))
+    recovering.recovery.link_with_sources({1: RestoreSource(1, (), (0, 1, 2, 3), 1, members)})
+    needed = givers if here == 1 else {1}
+    made = needed | (set() if are_open or here == 1 else givers - {here})
+    assert {node for node, _, _ in recovering.room.net.connected} == made
+    assert {node for node in range(NODES) if recovering.room.links.needs(node)} >= needed
+    others = set(range(NODES)) - needed
+    assert not any(map(recovering.room.links.needs, others)), "their loss stops nobody"
 
 
 @given(st.sets(st.integers(1, NODES - 1), min_size=1))

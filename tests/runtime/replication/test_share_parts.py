@@ -20,6 +20,7 @@ from keepstep.model.snapshot import Stamp
 from keepstep.model.units import PAGE_BYTES, S_NS
 from keepstep.runtime.replication.owner import Owner
 from keepstep.runtime.replication.recovery import SnapshotRecovery
+from keepstep.runtime.replication.repair_sums import RepairSums
 from keepstep.runtime.replication.serve import SnapshotServer
 from keepstep.runtime.replication.share_parts import LOOK_NS, ShareParts
 from tests.runtime.replication.room import BLOCK_BYTES, JOB_HASH, ReplicationRoom, fill, payload_of
@@ -44,7 +45,8 @@ class Bringing:
         server = SnapshotServer(room.memory, room.links, room.job_dir, room.held, lambda: None)
         owner = Owner(room.world, room.links, room.held.own, lambda: None, lambda: None)
         self.recovery = SnapshotRecovery(
-            room.world, room.links, room.job_dir, JOB_HASH, server, owner
+            *(room.world, room.links, room.job_dir, JOB_HASH),
+            *(server, RepairSums(room.world, room.links, server), owner),
         )
         self.page = HorizonPage(room.memory, room.job_dir)
         has_copy = room.held.has_copy

@@ -85,7 +85,7 @@ from keepstep.model.wire import (
     WireEvent,
 )
 
-VERSION = 8
+VERSION = 9
 MAGIC = b"KEEPWIRE"
 NONCE_BYTES = 32
 MIN_SECRET_BYTES = 16

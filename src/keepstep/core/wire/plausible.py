@@ -29,6 +29,7 @@ from keepstep.model.messages.keeper_rank import (
 )
 from keepstep.model.messages.peers import (
     ActOrdered,
+    AddUp,
     AllEnded,
     CheckpointAnswer,
     CheckpointWord,
@@ -41,6 +42,7 @@ from keepstep.model.messages.peers import (
     LinkReport,
     MeshMessage,
     NodeReport,
+    NoSum,
     OfferWord,
     RankGone,
     RankJoined,
@@ -53,6 +55,7 @@ from keepstep.model.messages.peers import (
 )
 from keepstep.model.restore_sources import RestoreSource
 from keepstep.model.shares import RankRun
+from keepstep.model.wire import Part
 
 MIN_SECRET_BYTES = 16
 
@@ -78,8 +81,10 @@ def flaw_of_peer(node: int, message: MeshMessage, mesh: Mesh) -> str:
             return "" if is_of_mesh else f"messages of other meshes in one of mesh {version}"
         case CopyOffer():
             return _flaw_of_offer(node, message, mesh)
-        case CopyAccepted() | CopyAcked() | FetchRanges():
+        case CopyAccepted() | CopyAcked() | FetchRanges() | NoSum():
             return ""
+        case AddUp():
+            return _flaw_of_sum(message, mesh)
         case HorizonWord() | SafetyWord() | AllEnded():
             return _unless_leading(node)
         case SharesWord():
@@ -127,6 +132,19 @@ def _flaw_of_mesh(mesh: Mesh) -> str:
             member.host.encode("idna")
         except UnicodeError as error:
             return f"host of node {member.node}: {error}"
+    return ""
+
+
+def _flaw_of_sum(asked: AddUp, mesh: Mesh) -> str:
+    if not asked.addends:
+        return "expected at least one to add up, found none"
+    for node, _, (part, _, length), _ in asked.addends:  # ranks may have moved since
+        if node >= len(mesh.members):
+            return f"expected a node below {len(mesh.members)}, found {node}"
+        if part not in (Part.KEPT, Part.PARITY):
+            return f"expected what a rank keeps to be added up, found its {part.name.lower()}"
+        if length > asked.nbytes:
+            return f"expected at most {asked.nbytes} bytes of each, found {length}"
     return ""
 
 

@@ -52,7 +52,13 @@ from keepstep.model.restore_sources import (
 from keepstep.model.shares import Share, ShareClass, blocks_of
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import PAGE_BYTES
-from keepstep.model.wire import MAX_ADDRESSES, MAX_STREAMS, BlockRange
+from keepstep.model.wire import (
+    MAX_ADDENDS,
+    MAX_ADDRESSES,
+    MAX_BLOCK_BYTES,
+    MAX_STREAMS,
+    BlockRange,
+)
 
 Bitmap = Annotated[str, Length(2 * PAGE_BYTES)]  # of blocks, as a slot's header has room for it
 
@@ -304,6 +310,39 @@ class SnapshotUnproven:
     stamp: Stamp
 
 
+class Addend(NamedTuple):
+    """A piece of a codeword, on the node that has it, and how often it counts in a sum of a code
+    over 256 elements. `range`: of what that rank keeps (`Part.KEPT`, `Part.PARITY`)."""
+
+    node: Rank
+    rank: Rank
+    range: BlockRange
+    coefficient: Annotated[int, Range(1, 255)]
+
+
+@dataclass(frozen=True, slots=True)
+class AddUp:
+    """Send the sum of these as one block of `Part.SUM`, `nbytes` long; what is shorter continues as
+    zeros. `number`: of the asker's, no other of which is the same."""
+
+    KIND: ClassVar[str] = "add-up"
+    mesh_version: Count
+    number: Count
+    stamp: Stamp
+    nbytes: Annotated[int, Range(1, MAX_BLOCK_BYTES)]
+    addends: Annotated[tuple[Addend, ...], Length(MAX_ADDENDS)]
+
+
+@dataclass(frozen=True, slots=True)
+class NoSum:
+    """What that number asks for cannot be added up here."""
+
+    KIND: ClassVar[str] = "no-sum"
+    mesh_version: Count
+    number: Count
+    why: Sentence
+
+
 # -- the vote about the state from which all resume (core/resume/vote.py); what a rank says of an
 # offer, and what it is told in the end, crosses as it is, and so does what is said about a halt
 
@@ -504,6 +543,8 @@ MeshMessage = (
     | AllEnded
     | SnapshotMessage
     | SeveralMessages
+    | AddUp
+    | NoSum
     | VoteWord
     | CheckpointWord
 )

@@ -32,25 +32,36 @@ class PayloadDecoder:
     def rebuild(self, step: Combine, sources: Sequence[bytearray]) -> None:
         """The step's one target, from the bytes of its sources in their order."""
         # numpy, which a keeper without codes does not need
-        from keepstep.coding.reed_solomon import rebuild, solve
+        from keepstep.coding.reed_solomon import rebuild
 
         [target] = step.targets
-        assert target.start == self._at, f"expected {self._at}, found {target}"
-        have = tuple(piece.position for piece in step.sources)
-        rows = solve(self._stripes.k, self._stripes.tolerates, have, (target.position,))
-        places = list(self._kept.stretches(target.start, target.nbytes))
+        rows = (coefficients(self._stripes, step),)
+        places = self._places(step)
         if len(places) == 1:
             [(begin, nbytes)] = places
             into = self._payload[begin : begin + nbytes]
             rebuild(rows, sources, [into])
+            self._hash(into)
         else:  # what lies apart in the payload is computed beside it
-            into = memoryview(bytearray(target.nbytes))
-            rebuild(rows, sources, [into])
-            at = 0
-            for begin, nbytes in places:
-                self._payload[begin : begin + nbytes] = into[at : at + nbytes]
-                at += nbytes
-        self._hash(into)
+            found = bytearray(target.nbytes)
+            rebuild(rows, sources, [found])
+            self._put(places, memoryview(found))
+
+    def take(self, step: Combine, added_up: bytearray) -> None:
+        """The step's one target, which another node has added up."""
+        self._put(self._places(step), memoryview(added_up))
+
+    def _places(self, step: Combine) -> list[tuple[int, int]]:
+        [target] = step.targets
+        assert target.start == self._at, f"expected {self._at}, found {target}"
+        return list(self._kept.stretches(target.start, target.nbytes))
+
+    def _put(self, places: Sequence[tuple[int, int]], data: memoryview) -> None:
+        at = 0
+        for begin, nbytes in places:
+            self._payload[begin : begin + nbytes] = data[at : at + nbytes]
+            at += nbytes
+        self._hash(data)
 
     def _hash(self, data: memoryview) -> None:
         size = self._kept.block_bytes
@@ -65,3 +76,13 @@ class PayloadDecoder:
                 self._incoming.computed(range_, self._running.intdigest())
                 self._running = running_checksum()
             data = data[len(piece) :]
+
+
+def coefficients(stripes: Stripes, step: Combine) -> bytes:
+    """How often each source counts in the step's one target."""
+    from keepstep.coding.reed_solomon import solve
+
+    [target] = step.targets
+    have = tuple(piece.position for piece in step.sources)
+    [row] = solve(stripes.k, stripes.tolerates, have, (target.position,))
+    return row

@@ -1,5 +1,5 @@
 """Fetch: one rank's snapshot from other nodes' memory into a slot of its own: from copies, in
-parallel, or decoded from a stripe group.
+parallel, or decoded from a stripe group, of whose pieces others add up what they can.
 
 Comes in: where it can be had (`core/resume/sources.py`). Goes out: a sealed slot that proved whole
 by its own table, or the reason why not. What proves the payload comes first, all of it from one
@@ -32,7 +32,7 @@ from keepstep.edge.shm.slot import Slot, rank_dir, slot_path, slot_paths
 from keepstep.edge.shm.slot_header import capacity_of, parse_page
 from keepstep.errors import DamageError, MemoryBudgetError
 from keepstep.model.kept import KeptBlocks, kept_of
-from keepstep.model.messages.peers import FetchRanges, SnapshotUnproven
+from keepstep.model.messages.peers import Addend, FetchRanges, SnapshotUnproven
 from keepstep.model.restore_sources import RestoreSource
 from keepstep.model.shares import blocks_of, runs_of
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
@@ -40,7 +40,7 @@ from keepstep.model.units import KIB, PAGE_BYTES
 from keepstep.model.wire import BlockRange, Part
 from keepstep.ports import Memory
 from keepstep.runtime.keeper_world import KeeperWorld
-from keepstep.runtime.replication.decode import PayloadDecoder
+from keepstep.runtime.replication.decode import PayloadDecoder, coefficients
 from keepstep.runtime.replication.encode import sizes_of_header
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.peer_inbox import BlockTaker
@@ -53,10 +53,12 @@ from keepstep.runtime.replication.receive import (
     prove,
     ranges_of,
 )
+from keepstep.runtime.replication.repair_sums import RepairSums
 from keepstep.runtime.replication.serve import SnapshotServer
 
 CHUNK_BYTES = 1 << 20  # of each source, in one step of decoding
 STEPS_AHEAD = 16
+REFUSED_STEPS = 16  # perhaps its link to another one opens meanwhile
 HEADER = BlockRange(Part.HEADER, 0, PAGE_BYTES)
 _PROVING = (Part.TABLE, Part.MANIFEST)  # what the header names
 
@@ -91,6 +93,7 @@ class Fetch:
         world: KeeperWorld,
         links: MeshLinks,
         server: SnapshotServer,
+        repair_sums: RepairSums,
         job_dir: Path,
         job_hash: bytes,
         source: RestoreSource,
@@ -107,7 +110,7 @@ class Fetch:
         is worth nothing beside what is fetched; when this fails it is gone, and made anew.
         """
         self._world, self._memory, self._clock = world, world.memory, world.clock
-        self._links, self._server = links, server
+        self._links, self._server, self._repair_sums = links, server, repair_sums
         self._job_dir, self._job_hash = job_dir, job_hash
         self.source, self.stamp, self._ended = source, stamp, ended
         self._rank = source.rank
@@ -124,6 +127,9 @@ class Fetch:
         self._incoming: IncomingSnapshot | None = None  # once its size is known
         self._over = self._is_away = False
         self._is_decoding = False  # a worker rebuilds
+        self._sums: dict[int, bytearray] = {}  # by a step's first byte: what others have added up
+        # by node that has refused: so many of its turns are taken without it
+        self._refusals: dict[int, int] = {}
         self._road: Generator[None, None, None] = (
             self._by_copies() if source.copies else self._by_decoding()
         )
@@ -334,16 +340,17 @@ class Fetch:
         while True:
             for step in islice(steps, STEPS_AHEAD - len(ahead)):
                 ahead.append(step)
-                self._want_sources(step)
+                if not self._want_sum(stripes, step):
+                    self._want_sources(step)
             if not ahead and not self._is_decoding:
                 return
-            ready = list(takewhile(self._has_sources, ahead))
+            ready = list(takewhile(self._is_here, ahead))
             if not ready or self._is_decoding:
                 yield
                 continue
             for _ in ready:
                 ahead.popleft()
-            self._rebuild(decoder, [(step, self._take_sources(step)) for step in ready])
+            self._rebuild(decoder, [(step, self._take(step)) for step in ready])
 
     def _steps(self, stripes: Stripes) -> Iterator[Combine]:
         """All that rebuild the payload, in the order of its bytes."""
@@ -354,29 +361,71 @@ class Fetch:
             if combine.targets[0].region is StripeRegion.DATA:
                 yield from (step for step in chunks(combine, CHUNK_BYTES) if step.targets)
 
+    def _want_sum(self, stripes: Stripes, step: Combine) -> bool:
+        """Have one of those who give its sources add them up, each in turn. False when there is
+        nothing to gain, or that one has refused a moment ago."""
+        node_of = dict(self.source.members)
+        pieces = [(piece, node_of[piece.member]) for piece in step.sources if piece.nbytes]
+        nodes = {node for _, node in pieces}
+        if len(nodes) < 2 or self._links.node in nodes:
+            return False
+        [target] = step.targets
+        _, adder = pieces[target.start // CHUNK_BYTES % len(pieces)]
+        if self._refusals.get(adder):
+            self._refusals[adder] -= 1
+            return False
+        counts = dict(zip(step.sources, coefficients(stripes, step), strict=True))
+        addends = [
+            Addend(node, piece.member, _range(piece), counts[piece]) for piece, node in pieces
+        ]
+
+        def came(found: bytearray | str) -> None:
+            if self._over:
+                return
+            if isinstance(found, str):
+                self._refusals[adder] = REFUSED_STEPS
+                self._want_sources(step)
+            else:
+                self._sums[target.start] = found
+            self._go_on()
+
+        self._nbytes += target.nbytes
+        self._repair_sums.bring(adder, self.stamp, target.nbytes, addends, came)
+        return True
+
     def _want_sources(self, step: Combine) -> None:
         node_of = dict(self.source.members)
         for piece in step.sources:
             if piece.nbytes:
                 self._want(node_of[piece.member], [(piece.member, _range(piece))])
 
+    def _is_here(self, step: Combine) -> bool:
+        return step.targets[0].start in self._sums or self._has_sources(step)
+
     def _has_sources(self, step: Combine) -> bool:
         return all(self._ranges.has(p.member, _range(p)) for p in step.sources if p.nbytes)
 
-    def _take_sources(self, step: Combine) -> list[bytearray]:
+    def _take(self, step: Combine) -> bytearray | list[bytearray]:
+        """Its sum, or all of its sources."""
+        added_up = self._sums.pop(step.targets[0].start, None)
+        if added_up is not None:
+            return added_up
         return [
             self._ranges.take(p.member, _range(p)) if p.nbytes else bytearray()
             for p in step.sources
         ]
 
     def _rebuild(
-        self, decoder: PayloadDecoder, ready: list[tuple[Combine, list[bytearray]]]
+        self, decoder: PayloadDecoder, ready: list[tuple[Combine, bytearray | list[bytearray]]]
     ) -> None:
         """Beside the loop: it takes as long as reading and writing memory does."""
 
         def work() -> None:
-            for step, sources in ready:
-                decoder.rebuild(step, sources)
+            for step, found in ready:
+                if isinstance(found, bytearray):
+                    decoder.take(step, found)
+                else:
+                    decoder.rebuild(step, found)
 
         def done(_: None) -> None:
             self._is_decoding = False

@@ -23,6 +23,7 @@ from keepstep.model.links import LinkCount, LinkRow, LinkSample
 from keepstep.model.messages.peers import LinkReport
 from keepstep.model.units import MIB, MS_NS, S_NS
 from keepstep.ports import Journal
+from keepstep.runtime.replication.mesh_links import MeshLinks
 
 LOOK_NS = 2 * S_NS
 LEAST_BYTES = MIB
@@ -179,3 +180,28 @@ class LinkWatch:
             cause=slow.cause,
             cells=[list(cell) for cell in slow.cells],
         )
+
+
+class NodeLinks:
+    """All of it that one node does in one mesh."""
+
+    def __init__(self, links: MeshLinks, journal: Journal, canary_every_ns: int) -> None:
+        self._links = links
+        self._meter, self._damage = LinkMeter(), DamageWatch(journal)
+        racks = [member.rack for member in links.mesh.members]
+        self._watch = LinkWatch(racks, journal, canary_every_ns) if links.mesh.leads else None
+
+    def receive(self, sender: int, report: LinkReport, now_ns: int) -> None:
+        """What a node says of what it sends; heard where this node leads."""
+        if self._watch is not None:
+            self._watch.receive(sender, report, now_ns)
+
+    def tick(self, now_ns: int, committed_step: int | None) -> None:
+        """committed_step: the last one that is protected."""
+        if self._meter.is_due(now_ns):
+            rows = self._meter.look(self._links.sent_counts(), now_ns)
+            self._damage.look(self._links.damaged(), now_ns)
+            if rows:
+                self._links.to_leader(LinkReport(self._links.version, rows))
+        if self._watch is not None:
+            self._watch.tick(now_ns, committed_step)

@@ -171,6 +171,10 @@ class MeshLinks:
         """No block goes there any more, but one that is being written this moment."""
         self._inbox.expect_no_more(taker)
 
+    def expect_sums(self, taker: BlockTaker | None) -> None:
+        """Sums go there, of whatever snapshot; None: nobody wants any."""
+        self._inbox.expect_sums(taker)
+
 
 class _Gathering:
     """From its beginning to its end. What is left by an error is not sent."""

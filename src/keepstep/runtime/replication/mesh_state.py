@@ -28,6 +28,7 @@ from keepstep.errors import ConfigError
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER, Mesh
 from keepstep.model.messages.peers import (
+    AddUp,
     AllEnded,
     CheckpointBody,
     CheckpointWord,
@@ -42,6 +43,7 @@ from keepstep.model.messages.peers import (
     LinkReport,
     MeshMessage,
     NodeReport,
+    NoSum,
     RanksEnded,
     SafetyWord,
     SeveralMessages,
@@ -64,11 +66,12 @@ from keepstep.runtime.replication.holder import Holder
 from keepstep.runtime.replication.inventory import inventory_of, own_sizes
 from keepstep.runtime.replication.known_safety import KnownSafety
 from keepstep.runtime.replication.leader import Leader
-from keepstep.runtime.replication.link_watch import DamageWatch, LinkMeter, LinkWatch
+from keepstep.runtime.replication.link_watch import NodeLinks
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.own_pages import OwnPages, reported
 from keepstep.runtime.replication.owner import Owner
 from keepstep.runtime.replication.recovery import SnapshotRecovery, Then
+from keepstep.runtime.replication.repair_sums import RepairSums
 from keepstep.runtime.replication.serve import SnapshotServer
 from keepstep.runtime.replication.share_parts import ShareParts
 
@@ -146,9 +149,11 @@ class MeshState:
         self._holder = Holder(world, links, held, job_hash, sizes)
         self._pages = OwnPages(self.own_ranks, host.status)
         self._server = SnapshotServer(world.memory, links, job_dir, held, host.scrub_soon)
+        self._sums = RepairSums(world, links, self._server)
         self._has_one_slot, self._shares = settings.slots == 1, settings.share_replicas == "job"
         self.recovery = SnapshotRecovery(
-            world, links, job_dir, job_hash, self._server, self._owner, self._has_one_slot
+            *(world, links, job_dir, job_hash),
+            *(self._server, self._sums, self._owner, self._has_one_slot),
         )
         where = job_dir, self.mesh, self.recovery, held.has_copy, page
         self.parts = ShareParts(world, *where, self._shares and not self._has_one_slot)
@@ -166,11 +171,7 @@ class MeshState:
         self._next_safety_ns = 0  # no sooner is it worked out
         self._asked = parse_policy(settings.redundancy)
         self._leader: Leader | None = None
-        self._meter, self._damage = LinkMeter(), DamageWatch(self._journal)
-        racks = [member.rack for member in links.mesh.members]
-        canary_ns = int(settings.canary_every_s * S_NS)
-        leads = links.mesh.leads
-        self._watch = LinkWatch(racks, self._journal, canary_ns) if leads else None
+        self._node_links = NodeLinks(links, self._journal, int(settings.canary_every_s * S_NS))
         self.refusal = ""  # why nobody may train in this mesh: the policy is impossible
         self._near = self._nodes_to_begin_with(self._asked)
 
@@ -200,6 +201,7 @@ class MeshState:
         self.parts.end()
         self.recovery.end()
         self._owner.end()
+        self._sums.release()
         self._server.release()
         self._holder.end()
 
@@ -230,6 +232,10 @@ class MeshState:
             case FetchRanges(_, rank, stamp, ranges, restores):
                 if restores or not self._owner.wanted(node, rank, stamp, ranges):
                     self._server.asked(node, rank, stamp, ranges)
+            case AddUp():
+                self._sums.asked(node, message)
+            case NoSum(_, number, why):
+                self._sums.unavailable(node, number, why)
             case CopyUnavailable(_, rank, stamp, why):
                 if not self.recovery.unavailable(node, rank, stamp, why):
                     self._owner.unavailable(node, rank, stamp, why)
@@ -245,8 +251,7 @@ class MeshState:
                 if self._leader is not None:
                     self._leader.receive_report(node, message)
             case LinkReport():
-                if self._watch is not None:
-                    self._watch.receive(node, message, self._clock.monotonic_ns())
+                self._node_links.receive(node, message, self._clock.monotonic_ns())
             case InventoryReport():
                 snapshots, parities = frozenset(message.snapshots), frozenset(message.parities)
                 held = Inventory(snapshots, parities, frozenset(message.shares))
@@ -311,11 +316,13 @@ class MeshState:
         """The link to that node takes blocks again."""
         self._owner.writable(node)
         self._server.writable(node)
+        self._sums.writable(node)
 
     def link_is_dead(self, node: int, why: str, is_loss: bool) -> None:
         """It is over. No loss: that node's keeper said goodbye."""
         self._holder.link_is_dead(node)
         self._server.link_is_dead(node)
+        self._sums.link_is_dead(node, why)
         self.recovery.link_is_dead(node, why)
         self._host.link_is_gone(node, why)
         if is_loss and self._links.needs(node):
@@ -402,6 +409,7 @@ class MeshState:
         self._epoch = epoch
         self.horizon = first_horizon(epoch, stamp, self._page.last(), held)
         self._page.write(self.horizon)
+        self._sums.release()
         self._server.release()
         self.parts.resumed()
         self._links.restored()
@@ -550,7 +558,9 @@ class MeshState:
         if self._leader is not None:
             self._leader.tick()
         self.report()
-        self._report_links()
+        committed = self.horizon.committed
+        now_ns = self._clock.monotonic_ns()
+        self._node_links.tick(now_ns, None if committed is None else committed.step)
         self._announce_safety()
 
     def report_missing(self, return_ns: int) -> None:
@@ -560,17 +570,6 @@ class MeshState:
             if now_ns - missing.since_ns > return_ns and not missing.is_reported:
                 missing.is_reported = True
                 self._host.peer_is_dead(self.mesh, node, missing.why)
-
-    def _report_links(self) -> None:
-        now_ns = self._clock.monotonic_ns()
-        if self._meter.is_due(now_ns):
-            rows = self._meter.look(self._links.sent_counts(), now_ns)
-            self._damage.look(self._links.damaged(), now_ns)
-            if rows:
-                self._links.to_leader(LinkReport(self.mesh.version, rows))
-        if self._watch is not None:
-            committed = self.horizon.committed
-            self._watch.tick(now_ns, None if committed is None else committed.step)
 
     def _announce_safety(self) -> None:
         began_ns = self._clock.monotonic_ns()

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
-from keepstep.model.wire import Span
+from keepstep.model.wire import Part, Span
 from keepstep.runtime.keeper_world import KeeperWorld
 
 MAX_EARLY = 10_000  # messages of a mesh that this node has not heard of yet
@@ -98,6 +98,7 @@ class PeerInbox:
         self._events: queue.SimpleQueue[PeerEvent] = queue.SimpleQueue()
         self._early: deque[PeerEvent] = deque(maxlen=MAX_EARLY)
         self._takers: dict[tuple[int, Stamp], BlockTaker] = {}
+        self._sums_taker: BlockTaker | None = None
         # by node and bytes: whose place the block that is coming was given. Several come at a time,
         # on as many streams, but not the same bytes twice
         self._placed: dict[tuple[int, Span], BlockTaker | None] = {}
@@ -151,6 +152,16 @@ class PeerInbox:
         with self._lock:
             self._takers = {key: known for key, known in self._takers.items() if known is not taker}
 
+    def expect_sums(self, taker: BlockTaker | None) -> None:
+        """Sums go there, of whatever snapshot; None: nobody wants any."""
+        with self._lock:
+            self._sums_taker = taker
+
+    def _taker_of(self, span: Span) -> BlockTaker | None:
+        if span.part is Part.SUM:
+            return self._sums_taker
+        return self._takers.get((span.rank, span.stamp))
+
     # -- the links call these, on threads of theirs
 
     def up(self, node: int) -> None:
@@ -166,13 +177,13 @@ class PeerInbox:
     def place(self, node: int, span: Span) -> memoryview | None:
         """See `ports.Receiver`."""
         with self._lock:
-            taker = self._placed[node, span] = self._takers.get((span.rank, span.stamp))
+            taker = self._placed[node, span] = self._taker_of(span)
         return taker.place(node, span) if taker else None
 
     def block(self, node: int, span: Span, checksum: int) -> None:
         """See `ports.Receiver`."""
         with self._lock:
-            taker = self._takers.get((span.rank, span.stamp))
+            taker = self._taker_of(span)
             # else it lies in the place of one that expects no more
             is_its = self._placed.pop((node, span), None) is taker
         if taker and is_its:

@@ -23,6 +23,7 @@ from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.fetch import Fetch, FetchResult, replace_bytes
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.owner import Owner
+from keepstep.runtime.replication.repair_sums import RepairSums
 from keepstep.runtime.replication.serve import SnapshotServer
 
 Then = Callable[[str | None], None]  # hears None, or why it cannot be had
@@ -47,6 +48,7 @@ class SnapshotRecovery:
         job_dir: Path,
         job_hash: bytes,
         server: SnapshotServer,
+        repair_sums: RepairSums,
         owner: Owner,
         has_one_slot: bool = False,
     ) -> None:
@@ -54,7 +56,7 @@ class SnapshotRecovery:
         self._world, self._memory, self._journal = world, world.memory, world.journal
         self._links, self._mesh = links, links.mesh
         self._job_dir, self._job_hash = job_dir, job_hash
-        self._server, self._owner = server, owner
+        self._server, self._repair_sums, self._owner = server, repair_sums, owner
         self._has_one_slot = has_one_slot
         self._fetches: dict[int, Fetch] = {}  # by rank
         # own slots that stand still while their bytes are brought back
@@ -125,7 +127,9 @@ class SnapshotRecovery:
         wanted = {*(givers if here in askers else ()), *(askers if here in givers else ())}
         if is_needed:
             self._links.link_with(wanted, to_restore=True)
-            return
+            wanted = set()
+        if here in givers and source.members:  # they add up each other's pieces where they can
+            wanted |= givers
         for node in sorted(wanted - self._links.linked()):
             self._links.link_again(node)
 
@@ -173,6 +177,7 @@ class SnapshotRecovery:
             self._world,
             self._links,
             self._server,
+            self._repair_sums,
             self._job_dir,
             self._job_hash,
             source,
