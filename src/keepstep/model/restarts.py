@@ -18,7 +18,7 @@ class Exit:
     """`code` as subprocess tells it: 0 ended well, n exit code, -n killed by signal n. `message`:
     from the rank's error file, or why it was killed. `failure`: what is known of it besides.
     `is_refusal`: keepstep refused it, until a person changes something; `is_stop`: the job is to
-    end, for a person to decide."""
+    end, for a person to decide. `is_early`: it ended well, and too soon; `message` says so."""
 
     rank: int
     code: int
@@ -26,6 +26,7 @@ class Exit:
     failure: Failure | None = None
     is_refusal: bool = False
     is_stop: bool = False
+    is_early: bool = False
 
     @property
     def blamed(self) -> Failure:
@@ -36,6 +37,8 @@ class Exit:
     def __str__(self) -> str:
         if self.code == 0:
             return f"rank {self.rank} ended well"
+        if self.is_early:
+            return self.message
         if self.code > 0:
             what = f"exited with code {self.code}"
         else:

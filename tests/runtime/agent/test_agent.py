@@ -280,6 +280,50 @@ def test_a_rank_that_loses_all_its_connections_says_so_once(node: Node) -> None:
     assert [e.data["rank"] for e in node.room.journal.of("suspicion")] == [0, 1]
 
 
+@pytest.mark.parametrize("is_suspected_first", [False, True])
+def test_a_rank_that_left_early_is_to_blame_and_not_the_one_that_waits_for_it(
+    node: Node, is_suspected_first: bool
+) -> None:
+    """It said that its training had ended well: nothing but the other's collective tells."""
+    waiting = node.connect(0)
+    begun = len(node.processes.started)
+    if is_suspected_first:
+        waiting.says(ConnectionSuspect(0, "rank 1 closed"))
+    node.end(1, 0)
+    if not is_suspected_first:
+        assert node.processes.killed == [] and len(node.processes.started) == begun
+        waiting.says(ConnectionSuspect(0, "rank 1 closed"))
+    node.pass_ns(10)
+    [anew] = node.room.journal.of("anew")
+    assert anew.why.startswith(
+        "rank 1 ended with code 0, and rank 0 still waits for it in a collective"
+    )
+    [told] = node.room.journal.of("diagnosis")
+    assert (told.data["kind"], told.data["culprit"]) == ("premature-exit", 1)
+    assert len(node.processes.started) == begun + 1
+
+
+def test_a_rank_that_leaves_early_each_time_ends_the_job(node: Node) -> None:
+    for _ in range(2):  # before any step, which is enough
+        waiting = node.connect(0)
+        node.end(1, 0)
+        waiting.says(ConnectionSuspect(0, "rank 1 closed"))
+        node.pass_ns(S_NS)
+    node.clean_up()
+    assert node.outcome == [70]
+    ended = node.room.journal.of("job-ended")[0].why
+    assert "rank 1 ended with code 0, and rank 0 still waits" in ended
+
+
+def test_who_suspected_something_and_is_gone_waits_for_nobody(node: Node) -> None:
+    waiting = node.connect(0)
+    waiting.says(ConnectionSuspect(0, "closed"))
+    node.end(0, 0)
+    node.end(1, 0)
+    node.clean_up()
+    assert node.outcome == [0]
+
+
 def test_what_a_standby_cannot_build_is_told_once(node: Node) -> None:
     node.processes.standby_pid = 77
     for _ in range(2):

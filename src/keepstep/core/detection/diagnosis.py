@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from keepstep.core.detection.deadlines import Deadlines
 from keepstep.core.detection.progress import HELD
@@ -363,6 +363,15 @@ def _ended_well(facts: ExitFacts) -> Diagnosis:
         f"while {facts.peers_running} others run"
     )
     return _of_rank("premature-exit", facts, "code 0", Strength.FACT, why)
+
+
+def left_early(ended: Diagnosis, waiting: int) -> Diagnosis:
+    """Of a rank that ended well: another one, whose collective has failed, still needs it."""
+    why = (
+        f"rank {ended.culprit} ended with code 0, and rank {waiting} still waits for it in a "
+        "collective"
+    )
+    return replace(ended, kind="premature-exit", why=why)
 
 
 def _signalled(facts: ExitFacts, signum: int) -> Diagnosis:

@@ -408,8 +408,8 @@ class Restarts:
         return self._again(_Setback(fact, None, why_not, least=event.least))
 
     def _from_memory(self, failure: Failure | None) -> str:
-        """Whoever failed before the job's first step has nothing there."""
-        is_early = failure is not None and failure.step is failure.completed_step is None
+        """Where no step has been completed nothing is there."""
+        is_early = failure is not None and failure.completed_step is None
         return "" if is_early and self._best_step < 0 else " from memory"
 
     def _notice_progress(self, life_ns: int, completed_step: int | None) -> None:

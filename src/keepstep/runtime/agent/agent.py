@@ -232,6 +232,18 @@ class Agent:
         self._happened(event)
         for late in self._group.ended_well([e.rank for e in exits if e.code == 0]):
             self._happened(late)
+        self._some_left_early()
+
+    def _some_left_early(self) -> None:
+        """A rank that has ended well is not waited for, unless another one waits for it."""
+        living = {self._group.place.first_rank + rank for rank in self._world.processes.living}
+        waiting = min(self._suspecting & living, default=None)
+        if waiting is None or self._is_entering or self._is_over:
+            return
+        exits = self._enforcer.left_early(waiting)
+        if exits:
+            step, now_ns = self._group.completed_step, self._world.clock.monotonic_ns()
+            self._happened(RanksExited(exits, now_ns, step, False, self._is_expendable()))
 
     def _is_expendable(self) -> bool:
         """Whether the other nodes' memory can do without this one, as the leading keeper last told
@@ -299,6 +311,7 @@ class Agent:
         told = f"rank {rank} lost a connection: {why}; that alone does not say that a rank is lost"
         # For the journal alone: when a rank dies all others say so, and a line tells of its end.
         self._world.journal.record("suspicion", told, DEBUG, rank=rank)
+        self._some_left_early()
 
     def standby_ready(self, pid: int, unbuilt: str) -> bool:
         if pid != self._world.processes.standby_pid:

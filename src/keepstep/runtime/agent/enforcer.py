@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from keepstep.core.detection.diagnosis import cause_of
+from keepstep.core.detection.diagnosis import cause_of, left_early
 from keepstep.core.economics.swap_price import ASSUMED, SwapPrice
 from keepstep.core.postmortem.message import clause_of, pattern_of
 from keepstep.core.recovery.recurrence import normalised
@@ -37,13 +38,22 @@ def _not_wished() -> str:
     return 'slow_ranks is not "swap"'
 
 
+class _GoodEnd(NamedTuple):
+    """A rank of this node that has ended well, and the step that it was in."""
+
+    local_rank: int
+    diagnosis: Diagnosis
+    step: int | None
+
+
 @dataclass
 class _WatchedAttempt:
     """What belongs to one attempt. `condemned`: ranks on this node that were killed for a diagnosis
-    and have not ended yet; `failures`: ends that were no good ones."""
+    and have not ended yet; `failures`: ends that were no good ones; `good_ends`: the others."""
 
     condemned: set[int] = field(default_factory=set)
     failures: list[Exit] = field(default_factory=list)
+    good_ends: list[_GoodEnd] = field(default_factory=list)
 
 
 class Enforcer:
@@ -227,16 +237,20 @@ class Enforcer:
         diagnosis = self._monitor.explain_exit(rank, code, message)
         step = self._monitor.step_of(rank)
         self._forget(rank)
-        if diagnosis.kind == "premature-exit":
+        is_early = diagnosis.kind == "premature-exit"
+        if is_early:
             code, message = 1, diagnosis.why  # the others would wait for it for ever
         if end.rank in self._attempt.condemned:
             self._attempt.condemned.discard(end.rank)
             message = diagnosis.why
         elif code:
             self._tell(diagnosis, INFO)
+        else:
+            self._attempt.good_ends.append(_GoodEnd(end.rank, diagnosis, step))
         failure = self._failure(end.rank, diagnosis, step, end.report) if code else None
         report = end.report if code else ErrorReport()
-        found = Exit(rank, code, message, failure, report.is_refusal, report.is_stop)
+        is_refusal, is_stop = report.is_refusal, report.is_stop
+        found = Exit(rank, code, message, failure, is_refusal, is_stop, is_early)
         if code:
             self._attempt.failures.append(found)
         level = WARNING if code else INFO
@@ -245,6 +259,20 @@ class Enforcer:
         facts = {"rank": rank, "pid": end.pid, "code": code, "message": message, **meaning}
         self._world.journal.record("rank-exited", why, level, **facts)
         return found
+
+    def left_early(self, waiting: int) -> tuple[Exit, ...]:
+        """Those that have ended well in this attempt, and that rank still needs: its collective has
+        failed. Each once."""
+        found, self._attempt.good_ends = self._attempt.good_ends, []
+        exits = []
+        for local_rank, ended, step in found:
+            diagnosis = left_early(ended, waiting)
+            self._tell(diagnosis, INFO)
+            failure = self._failure(local_rank, diagnosis, step, ErrorReport())
+            rank = self._first_rank + local_rank
+            exits.append(Exit(rank, 1, diagnosis.why, failure, is_early=True))
+        self._attempt.failures += exits
+        return tuple(exits)
 
     def _meaning(self, message: str) -> tuple[str, dict[str, str]]:
         """What the table of patterns says of the program's last words: for the sentence, and as
