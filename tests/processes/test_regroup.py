@@ -130,6 +130,9 @@ for step in job.steps(steps):
             body(step)
     else:
         body(step)
+    if rank == 1 and os.path.exists(results + "/leave"):
+        os.remove(results + "/leave")
+        sys.exit(0)
 
 if rank == 0:
     evaluate()
@@ -299,6 +302,20 @@ def test_who_ends_by_an_exception_is_lost_like_a_killed_one(started: Any, undist
     assert [f["digest"] for f in found] == undisturbed("ddp", 2)
     assert found[0]["pid"] == staying and run.events("refused") == []
     assert {e.data["code"] for e in run.events("rank-exited")} == {1, 0}
+
+
+@pytest.mark.everyday
+def test_who_leaves_early_with_a_good_end_is_named_and_all_go_on(
+    started: Any, undisturbed: Any
+) -> None:
+    run = started("ddp", 2, "with", "--standby", "0")
+    run.train_until(5)
+    (run.results / "leave").touch()
+    run.until(lambda: run.events("anew"))
+    assert "rank 1 ended with code 0, and rank 0 still waits" in run.events("anew")[0].why
+    assert [f["digest"] for f in run.end()] == undisturbed("ddp", 2)
+    assert {e.data["culprit"] for e in run.events("diagnosis")} == {1}
+    assert "KS3000" not in run.log.read_text(), "rank 0 had no error of its own"
 
 
 @pytest.mark.parametrize(
