@@ -131,7 +131,9 @@ def charges(cluster: Cluster, policy: ClusterPolicy, two_slots_ratio: float) -> 
     spread_s = sent_ratio(scheme) * wire_s / cluster.network_idle_ratio
     every_s = _steps(max(cluster.iteration_s, spread_s), cluster)
     own = Tier(every_s, min(seal_s, cluster.iteration_s), seal_s)
-    peers = Tier(every_s, seal_s + spread_s, fetched_ratio(scheme) * wire_s + seal_s)
+    # A code's pieces are added up on the way (`runtime/replication/repair_sums.py`): a new node
+    # receives its own state once. Where several of a group are lost at once it takes longer.
+    peers = Tier(every_s, seal_s + spread_s, wire_s + seal_s)
     store = Tier(_steps(checkpoint_s, cluster), store_s, store_s)
     pace = store.interval_s / (store.interval_s + persist_stall_s(cluster))
     return Charges(pace, own, peers, store, restart_s, spread_s, memory_bytes)
@@ -163,17 +165,6 @@ def sent_ratio(scheme: Scheme) -> float:
             return float(m)
         case NoRedundancy():
             return 0.0
-
-
-def fetched_ratio(scheme: Scheme) -> float:
-    """What a replaced node receives, its own state being 1: a code needs as many blocks as it has
-    data."""
-    match scheme:
-        case Parity(n):
-            return n - 1.0
-        case ReedSolomon(k, _):
-            return float(k)
-    return 1.0
 
 
 def _steps(seconds: float, cluster: Cluster) -> float:
