@@ -79,7 +79,7 @@ class FetchNodes:
             room.join()
             room.held = HeldSnapshots(room.memory, room.workers, JOB_DIR)
             doubt = partial(self.doubts.add, node)
-            server = SnapshotServer(room.memory, room.links, JOB_DIR, room.held, doubt)
+            server = SnapshotServer(room.links, room.held, doubt)
             sums = self.sums[node] = RepairSums(room.world, room.links, server)
             room.on_message = partial(self._hear, server, sums, node)
             if node == 0:

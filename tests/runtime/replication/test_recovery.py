@@ -36,7 +36,7 @@ class Recovering:
         elsewhere = room.job_dir.with_name("elsewhere")
         self.source = room.seal(0, STAMP, PAYLOAD, root=elsewhere)
         self.other = room.seal(0, Stamp(6, 1), PAYLOAD, 1, root=elsewhere)
-        server = SnapshotServer(room.memory, room.links, room.job_dir, room.held, lambda: None)
+        server = SnapshotServer(room.links, room.held, lambda: None)
         self.owner = Owner(room.world, room.links, room.held.own, lambda: None, lambda: None)
         self.recovery = SnapshotRecovery(
             *(room.world, room.links, room.job_dir, JOB_HASH),

@@ -38,7 +38,7 @@ class Adding:
             room.join()
             room.seal(node, STAMP, PAYLOADS[node])
             doubt = partial(self.doubts.append, node)
-            server = SnapshotServer(room.memory, room.links, room.job_dir, room.held, doubt)
+            server = SnapshotServer(room.links, room.held, doubt)
             self.sums.append(RepairSums(room.world, room.links, server))
             room.on_message = partial(self._hear, server, self.sums[node])
 
@@ -189,7 +189,7 @@ def test_a_sum_of_a_mesh_before_is_not_taken_for_one_of_this() -> None:
     adding.ask(1, [piece(1)], SIZE)
     [first] = [m for _, m in room.net.sent if isinstance(m, AddUp)]
     room.time.pass_ns(1)
-    server = SnapshotServer(room.memory, room.links, room.job_dir, room.held, lambda: None)
+    server = SnapshotServer(room.links, room.held, lambda: None)
     RepairSums(room.world, room.links, server).bring(2, STAMP, SIZE, [piece(2)], adding.came.append)
     second = [m for _, m in room.net.sent if isinstance(m, AddUp)][-1]
     assert first.number != second.number and first.mesh_version == VERSION

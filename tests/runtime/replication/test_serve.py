@@ -46,11 +46,7 @@ class Serving:
         self.own = self.room.seal(0, STAMP, PAYLOAD)
         self.doubts: list[str] = []
         self.server = SnapshotServer(
-            self.room.memory,
-            self.room.links,
-            self.room.job_dir,
-            self.room.held,
-            lambda: self.doubts.append("look"),
+            self.room.links, self.room.held, lambda: self.doubts.append("look")
         )
 
     def copy(self, rank: int = 1, payload: bytes = PAYLOAD) -> Slot:

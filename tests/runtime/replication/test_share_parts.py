@@ -42,7 +42,7 @@ class Bringing:
             room.seal(rank, STAMP, payload, root=elsewhere)
             for rank, payload in enumerate(self.payloads)
         ]
-        server = SnapshotServer(room.memory, room.links, room.job_dir, room.held, lambda: None)
+        server = SnapshotServer(room.links, room.held, lambda: None)
         owner = Owner(room.world, room.links, room.held.own, lambda: None, lambda: None)
         self.recovery = SnapshotRecovery(
             *(room.world, room.links, room.job_dir, JOB_HASH),

@@ -148,7 +148,7 @@ class MeshState:
         sizes = partial(own_sizes, world.memory, job_dir)
         self._holder = Holder(world, links, held, job_hash, sizes)
         self._pages = OwnPages(self.own_ranks, host.status)
-        self._server = SnapshotServer(world.memory, links, job_dir, held, host.scrub_soon)
+        self._server = SnapshotServer(links, held, host.scrub_soon)
         self._sums = RepairSums(world, links, self._server)
         self._has_one_slot, self._shares = settings.slots == 1, settings.share_replicas == "job"
         self.recovery = SnapshotRecovery(

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from keepstep.coding.checksum import checksum
 from keepstep.edge.shm.slot import Slot
@@ -21,11 +20,10 @@ from keepstep.model.kept import kept_of
 from keepstep.model.messages.peers import CopyUnavailable
 from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.model.wire import BlockRange, Part, Span
-from keepstep.ports import Memory
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.peer_inbox import BlockTaker
-from keepstep.runtime.slot_locks import Pin, pin_one, unpin
+from keepstep.runtime.slot_locks import Pin
 
 META = (Part.HEADER, Part.TABLE, Part.MANIFEST)
 
@@ -54,15 +52,13 @@ class SnapshotServer:
 
     def __init__(
         self,
-        memory: Memory,
         links: MeshLinks,
-        job_dir: Path,
         held: HeldSnapshots,
         on_damaged: Callable[[], None],
     ) -> None:
         """`on_damaged` is called when something from here arrives damaged: it may have been so
         before it left, and would be offered again and again."""
-        self._memory, self._links, self._job_dir, self._held = memory, links, job_dir, held
+        self._links, self._held = links, held
         self._on_damaged = on_damaged
         self._phase = ServingPhase()
         self._requests: list[ServedRequest] = []
@@ -192,10 +188,10 @@ class SnapshotServer:
 
     def _snapshot(self, rank: int, stamp: Stamp) -> Slot | None:
         if (rank, stamp) not in self._pins:
-            slot = pin_one(self._memory, self._job_dir, stamp, rank)
+            slot = self._held.own.pin(stamp, rank)
             if slot is None:
                 return self._held.copies.find(rank, stamp)
-            self._pins[(rank, stamp)] = Pin(slot, lambda slot: unpin([slot]))
+            self._pins[(rank, stamp)] = Pin(slot, self._held.own.unpin)
         return self._pins[(rank, stamp)].slot
 
     def copy_here(
