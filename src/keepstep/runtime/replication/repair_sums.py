@@ -117,24 +117,23 @@ class RepairSums:
         owed = _OwedSum(asker, wanted)
         self._owed.append(owed)
         for index, addend in enumerate(wanted.addends):
+            if owed not in self._owed:
+                return  # one was not to be had
             if addend.node == self._links.node:
                 self._take_here(owed, index, addend)
             else:
-                # Bare: what it counts is known here.
+                # Bare: how often it counts is known here.
                 bare = addend._replace(coefficient=1)
                 took = partial(self._took, owed, index)
                 self.bring(addend.node, wanted.stamp, addend.range.length, (bare,), took)
 
     def _take_here(self, owed: _OwedSum, index: int, addend: Addend) -> None:
-        place = _PieceHere(addend.range.length)
         try:
-            self._server.copy_here(
-                addend.rank, owed.wanted.stamp, addend.range, place, self._links.node
-            )
+            piece = self._server.read_here(addend.rank, owed.wanted.stamp, addend.range)
         except (LookupError, DamageError) as error:
             self._took(owed, index, str(error))
         else:
-            self._took(owed, index, place.memory)
+            self._took(owed, index, piece)
 
     def _took(self, owed: _OwedSum, index: int, piece: bytearray | str) -> None:
         if owed not in self._owed:
@@ -181,20 +180,6 @@ class RepairSums:
             lost = [number for number, wanted in self._wanted.items() if wanted.node == node]
         for number in lost:
             self._end(number, why)
-
-
-class _PieceHere:
-    """Who takes a piece that lies here."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.memory = bytearray(nbytes)
-
-    def place(self, node: int, span: Span) -> memoryview:
-        """See `BlockTaker`."""
-        return memoryview(self.memory)
-
-    def arrived(self, node: int, span: Span, checksum: int) -> None:
-        """See `BlockTaker`."""
 
 
 def _sum_of(owed: _OwedSum) -> bytearray:

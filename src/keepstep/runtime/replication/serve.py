@@ -10,7 +10,8 @@ as it was when it was asked for: a copy may be given up before its link comes to
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from keepstep.coding.checksum import checksum
@@ -198,25 +199,39 @@ class SnapshotServer:
         self, rank: int, stamp: Stamp, range_: BlockRange, taker: BlockTaker, node: int
     ) -> None:
         """The asker is this node itself: no link is needed. Raises LookupError, DamageError."""
-        part, offset, length = range_
-        try:
-            source, known = self._find(rank, stamp, part, offset, length)
-            span = Span(rank, stamp, part, offset, length)
+        span = Span(rank, stamp, *range_)
+        with self._found_here(span) as (source, known):
             place = taker.place(node, span)
-            if place is None:
-                return
-            place[:] = source
-            found = checksum(place)
-            if known not in (None, found):
-                raise DamageError(
-                    f"{span} is damaged here: checksum {found:016x}, expected {known:016x}"
-                )
-            taker.arrived(node, span, found)
+            if place is not None:
+                taker.arrived(node, span, _copied(span, source, known, place))
+
+    def read_here(self, rank: int, stamp: Stamp, range_: BlockRange) -> bytearray:
+        """These bytes. Raises LookupError, DamageError."""
+        span = Span(rank, stamp, *range_)
+        found = bytearray(range_.length)
+        with self._found_here(span) as (source, known):
+            _copied(span, source, known, memoryview(found))
+        return found
+
+    @contextmanager
+    def _found_here(self, span: Span) -> Iterator[tuple[memoryview, int | None]]:
+        """See `_find`. They stand still meanwhile."""
+        try:
+            yield self._find(*span)
         except DamageError:
             self.doubt()
             raise
         finally:
             self._unpin_unasked()
+
+
+def _copied(span: Span, source: memoryview, known: int | None, place: memoryview) -> int:
+    """The checksum of what lies in `place` now. Raises DamageError."""
+    place[:] = source
+    found = checksum(place)
+    if known not in (None, found):
+        raise DamageError(f"{span} is damaged here: checksum {found:016x}, expected {known:016x}")
+    return found
 
 
 def _is_whole_block(slot: Slot, header: SlotHeader, offset: int, length: int) -> bool:
