@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from keepstep.config import Settings
+from keepstep.edge.os.collector import collector_paused
 from keepstep.edge.os.machine import proof_threads
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch import capture, predict, restore
@@ -113,6 +114,7 @@ class TorchState:
     def copy_eagerly(self, names: Sequence[str]) -> None:
         self._protected.eager_names.update(names)
 
+    @collector_paused()
     def coming_bytes(self) -> tuple[int, int, str]:
         state = self._protected.gather()
         coming = [predict.coming_bytes(o) for o in self._protected.optimizers]
@@ -137,6 +139,7 @@ class TorchState:
             self._locks = PageLocks(CudaPages(device))
         return self._locks.lock(slot)
 
+    @collector_paused()
     def load(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
         opened = restore.open_snapshot(self._protected, slot, header, layout, proof_threads())
         device = cuda_device(self._protected.parts().values())
@@ -152,9 +155,11 @@ class TorchState:
                 self._locks.end_copy(slot)
         return remarks
 
+    @collector_paused()
     def differing(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
         return restore.prove(self._protected, slot, header, layout, proof_threads())
 
+    @collector_paused()
     def load_checkpoint(self, step: int) -> list[str]:
         if self._settings.store is None:
             raise StoreError("a checkpoint was offered, and this rank knows of no store")

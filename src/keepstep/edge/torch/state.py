@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from keepstep.edge.os.collector import collector_paused
 from keepstep.edge.torch.beside import UsedGradients, read_beside
 from keepstep.edge.torch.ddp_buckets import Buckets
 from keepstep.edge.torch.dtensors import is_dtensor
@@ -273,6 +274,7 @@ class Protected:
         tree[BESIDE] = read_beside(parts, self.used_gradients, grouped)
         return {**tree, **self.values, LOADERS: self.loaders.state_dict()}
 
+    @collector_paused()
     def gather(self) -> State:
         """Name every tensor and pickle the rest. Runs on the trainer's thread; copies no tensor,
         leaves random states as they were. What seldom changes is asked for only when it has."""
