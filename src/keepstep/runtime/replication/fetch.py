@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from keepstep.core.redundancy.stripes import (
     Combine,
-    Piece,
     StripeRegion,
     Stripes,
     chunks,
@@ -32,7 +31,7 @@ from keepstep.edge.shm.slot import Slot, rank_dir, slot_path, slot_paths
 from keepstep.edge.shm.slot_header import capacity_of, parse_page
 from keepstep.errors import DamageError, MemoryBudgetError
 from keepstep.model.kept import KeptBlocks, kept_of
-from keepstep.model.messages.peers import Addend, FetchRanges, SnapshotUnproven
+from keepstep.model.messages.peers import FetchRanges, SnapshotUnproven
 from keepstep.model.restore_sources import RestoreSource
 from keepstep.model.shares import blocks_of, runs_of
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
@@ -40,7 +39,7 @@ from keepstep.model.units import KIB, PAGE_BYTES
 from keepstep.model.wire import BlockRange, Part
 from keepstep.ports import Memory
 from keepstep.runtime.keeper_world import KeeperWorld
-from keepstep.runtime.replication.decode import PayloadDecoder, coefficients
+from keepstep.runtime.replication.decode import PayloadDecoder
 from keepstep.runtime.replication.encode import sizes_of_header
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.peer_inbox import BlockTaker
@@ -55,10 +54,9 @@ from keepstep.runtime.replication.receive import (
 )
 from keepstep.runtime.replication.repair_sums import RepairSums
 from keepstep.runtime.replication.serve import SnapshotServer
+from keepstep.runtime.replication.step_sources import CHUNK_BYTES, StepSources
 
-CHUNK_BYTES = 1 << 20  # of each source, in one step of decoding
 STEPS_AHEAD = 16
-REFUSED_STEPS = 16  # perhaps its link to another one opens meanwhile
 HEADER = BlockRange(Part.HEADER, 0, PAGE_BYTES)
 _PROVING = (Part.TABLE, Part.MANIFEST)  # what the header names
 
@@ -127,9 +125,7 @@ class Fetch:
         self._incoming: IncomingSnapshot | None = None  # once its size is known
         self._over = self._is_away = False
         self._is_decoding = False  # a worker rebuilds
-        self._sums: dict[int, bytearray] = {}  # by a step's first byte: what others have added up
-        # by node that has refused: so many of its turns are taken without it
-        self._refusals: dict[int, int] = {}
+        self._sources: StepSources | None = None  # once it is decoded
         self._road: Generator[None, None, None] = (
             self._by_copies() if source.copies else self._by_decoding()
         )
@@ -336,21 +332,25 @@ class Fetch:
     ) -> Generator[None, None, None]:
         steps = self._steps(stripes)
         decoder = PayloadDecoder(stripes, incoming, kept)
+        node_of = dict(self.source.members)
+        sources = self._sources = StepSources(
+            *(self._world, self._links.node, self.stamp, stripes, node_of),
+            *(self._repair_sums, self._ranges, self._want, self._go_on),
+        )
         ahead: deque[Combine] = deque()
         while True:
             for step in islice(steps, STEPS_AHEAD - len(ahead)):
                 ahead.append(step)
-                if not self._want_sum(stripes, step):
-                    self._want_sources(step)
+                sources.want(step)
             if not ahead and not self._is_decoding:
                 return
-            ready = list(takewhile(self._is_here, ahead))
+            ready = list(takewhile(sources.has, ahead))
             if not ready or self._is_decoding:
                 yield
                 continue
             for _ in ready:
                 ahead.popleft()
-            self._rebuild(decoder, [(step, self._take(step)) for step in ready])
+            self._rebuild(decoder, [(step, sources.take(step)) for step in ready])
 
     def _steps(self, stripes: Stripes) -> Iterator[Combine]:
         """All that rebuild the payload, in the order of its bytes."""
@@ -360,60 +360,6 @@ class Fetch:
         for combine in decode_plan(stripes, lost, self._rank):
             if combine.targets[0].region is StripeRegion.DATA:
                 yield from (step for step in chunks(combine, CHUNK_BYTES) if step.targets)
-
-    def _want_sum(self, stripes: Stripes, step: Combine) -> bool:
-        """Have one of those who give its sources add them up, each in turn. False when there is
-        nothing to gain, or that one has refused a moment ago."""
-        node_of = dict(self.source.members)
-        pieces = [(piece, node_of[piece.member]) for piece in step.sources if piece.nbytes]
-        nodes = {node for _, node in pieces}
-        if len(nodes) < 2 or self._links.node in nodes:
-            return False
-        [target] = step.targets
-        _, adder = pieces[target.start // CHUNK_BYTES % len(pieces)]
-        if self._refusals.get(adder):
-            self._refusals[adder] -= 1
-            return False
-        counts = dict(zip(step.sources, coefficients(stripes, step), strict=True))
-        addends = [
-            Addend(node, piece.member, _range(piece), counts[piece]) for piece, node in pieces
-        ]
-
-        def came(found: bytearray | str) -> None:
-            if self._over:
-                return
-            if isinstance(found, str):
-                self._refusals[adder] = REFUSED_STEPS
-                self._want_sources(step)
-            else:
-                self._sums[target.start] = found
-            self._go_on()
-
-        self._nbytes += target.nbytes
-        self._repair_sums.bring(adder, self.stamp, target.nbytes, addends, came)
-        return True
-
-    def _want_sources(self, step: Combine) -> None:
-        node_of = dict(self.source.members)
-        for piece in step.sources:
-            if piece.nbytes:
-                self._want(node_of[piece.member], [(piece.member, _range(piece))])
-
-    def _is_here(self, step: Combine) -> bool:
-        return step.targets[0].start in self._sums or self._has_sources(step)
-
-    def _has_sources(self, step: Combine) -> bool:
-        return all(self._ranges.has(p.member, _range(p)) for p in step.sources if p.nbytes)
-
-    def _take(self, step: Combine) -> bytearray | list[bytearray]:
-        """Its sum, or all of its sources."""
-        added_up = self._sums.pop(step.targets[0].start, None)
-        if added_up is not None:
-            return added_up
-        return [
-            self._ranges.take(p.member, _range(p)) if p.nbytes else bytearray()
-            for p in step.sources
-        ]
 
     def _rebuild(
         self, decoder: PayloadDecoder, ready: list[tuple[Combine, bytearray | list[bytearray]]]
@@ -505,6 +451,9 @@ class Fetch:
         if self._over:
             return
         self._over = True
+        if self._sources is not None:
+            self._sources.end()
+            self._nbytes += self._sources.nbytes
         self._links.expect_no_more(self._ranges)
         if self._incoming is not None:
             self._links.expect_no_more(self._incoming)
@@ -529,11 +478,6 @@ class Fetch:
                     self._is_away,
                 )
             )
-
-
-def _range(piece: Piece) -> BlockRange:
-    part = Part.KEPT if piece.region is StripeRegion.DATA else Part.PARITY
-    return BlockRange(part, piece.start, piece.nbytes)
 
 
 def free_slot_path(memory: Memory, job_dir: Path, rank: int, stamp: Stamp, least: int = 2) -> Path:

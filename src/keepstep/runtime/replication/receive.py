@@ -154,6 +154,12 @@ class WantedRanges:
             self._here[key] = memory
         self._on_arrival()
 
+    def give_up(self, rank: int, range_: BlockRange) -> None:
+        """It is wanted no more, whether it is here or still comes."""
+        with self._lock:
+            self._wanted.pop((rank, range_), None)
+            self._here.pop((rank, range_), None)
+
     def has(self, rank: int, range_: BlockRange) -> bool:
         """Whether it is here."""
         with self._lock:
