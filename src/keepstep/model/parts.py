@@ -79,7 +79,8 @@ class GpuReading:
 @dataclass(frozen=True, slots=True)
 class NicReading:
     """One look at a network interface. `changes`: how often its carrier came or went. `errors` and
-    `dropped`: of packets both ways; beside them each way, None where it is not counted."""
+    `dropped`: of packets both ways; beside them each way, None where it is not counted.
+    `has_device`: it is a card's; a bridge, or a container's end, comes and goes as programs like."""
 
     name: str
     is_up: bool
@@ -91,6 +92,7 @@ class NicReading:
     sent_errors: int | None = None
     received_dropped: int | None = None
     sent_dropped: int | None = None
+    has_device: bool = True
 
 
 @dataclass(frozen=True, slots=True)

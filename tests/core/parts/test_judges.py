@@ -162,6 +162,19 @@ def test_a_link_that_is_down() -> None:
     assert play(Nics(), [nic(up=False)] * 5)[-1] == []  # never was up: nobody misses it
 
 
+def test_what_is_no_card_comes_and_goes() -> None:
+    """Docker takes its bridge down with the last container, and the container's end away."""
+
+    def bridge(up: bool = True, changes: int = 2, errors: int = 0) -> list[PartReading]:
+        return [NicReading("docker0", up, changes, 9, errors, 0, has_device=False)]
+
+    down = [bridge(up=False, changes=3)] * 9
+    assert healths(Nics(), [bridge(), *down]) == "o" * 10
+    assert healths(Nics(), [bridge(changes=2 * n) for n in range(40)]) == "o" * 40
+    assert play(Nics(), [bridge(), [], []])[-1] == []
+    assert "B" in healths(Nics(), [bridge(errors=n) for n in range(30)])
+
+
 def test_damaged_packets() -> None:
     looks = [nic(packets=n * 10_000, errors=n * 2) for n in range(30)]
     assert "B" in healths(Nics(), looks)

@@ -227,7 +227,7 @@ def test_interfaces_are_read(tmp_path: Path, targets: Targets) -> None:
     host = lay(
         tmp_path,
         {
-            **interface("eth0"),
+            **interface("eth0", **{"device/uevent": "DRIVER=mlx5_core"}),
             **down,
             **interface("lo", "0x9"),
             "/sys/class/net/bonding_masters": "",
@@ -237,7 +237,7 @@ def test_interfaces_are_read(tmp_path: Path, targets: Targets) -> None:
     assert not look.blind
     assert look.readings == (
         NicReading("eth0", True, 2, 30, 3, 7, 1, 2, 3, 4),
-        NicReading("eth1", False, 2, 30, 3, 7, 1, 2, 3, 4),
+        NicReading("eth1", False, 2, 30, 3, 7, 1, 2, 3, 4, has_device=False),
     )
 
 

@@ -40,8 +40,11 @@ class Nics:
         self._ports = RdmaPorts()
 
     def add(self, readings: Sequence[PartReading], at_ns: int) -> list[PartHealth]:
-        """See `Judge`. One that is gone is down."""
+        """See `Judge`. A card's that is gone is down; of others nobody knows what they were for."""
         found = {each.name: each for each in readings if isinstance(each, NicReading)}
+        gone = [n for n, nic in self._known.items() if n not in found and not nic.last.has_device]
+        for name in gone:
+            del self._known[name]
         for name, reading in found.items():
             if name not in self._known and reading.is_up:
                 self._known[name] = _Nic(reading)
@@ -52,11 +55,12 @@ class Nics:
 
 
 def _note(nic: _Nic, reading: NicReading | None, at_ns: int) -> None:
-    nic.is_down.look(reading is None or not reading.is_up)
     if reading is None:
+        nic.is_down.look(True)
         return
     last = nic.last
-    if reading.changes is not None and last.changes is not None:
+    nic.is_down.look(not reading.is_up and reading.has_device)
+    if reading.has_device and reading.changes is not None and last.changes is not None:
         # down and up again are two
         nic.flaps.note((reading.changes - last.changes + 1) // 2, at_ns)
     if reading.packets < last.packets or reading.errors < last.errors:

@@ -58,4 +58,5 @@ def _read(host: Host, name: str, flags: int) -> NicReading:
         sent_errors=errors[1],
         received_dropped=dropped[0],
         sent_dropped=dropped[1],
+        has_device=host.text(f"{below}/device/uevent") is not None,
     )
