@@ -487,3 +487,11 @@ def test_only_what_ends_training_is_an_incident() -> None:
     assert links(slow) == []
     [[stage]] = links([*slow, at(9000, "agent", "plan", rung="swap")])
     assert stage == ("plan", 0)
+
+
+def test_an_agents_last_word_is_an_end_though_the_memory_is_kept() -> None:
+    stopped = at(6000, "agent", "job-ended", "preempted by SIGTERM (15)", ok=False, exit_code=143)
+    [story] = runs_of([*begins(), *killed(5000), stopped])
+    assert story.end == "preempted by SIGTERM (15)" and story.ended_well is False
+    [goes_on] = runs_of([*begins(), *killed(5000), stopped, *comes_back(7000)])
+    assert goes_on.end is None

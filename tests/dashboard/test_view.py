@@ -512,3 +512,15 @@ def test_where_the_agent_is_silent_nobody_says_that_nothing_is_slow_or_hangs(
     assert doubt_words(row).endswith("since this machine started.")
     pages[0].close()
     assert look(places, later_s=30).doubts == (), "nobody is there who could be slow"
+
+
+def test_a_job_in_another_arena_is_not_called_ended(places: Settings) -> None:
+    journal = FileJournal(places.journal_path, "keeper")
+    there = places.arena_dir.parent / "elsewhere" / places.job_dir.parent.name / places.job
+    journal.record("keeper-started", "looks after it", pid=1, job_dir=str(there))
+    view = look(places)
+    assert view.state == "unknown"
+    assert f"KEEPSTEP_ARENA_DIR={places.arena_dir.parent / 'elsewhere'} keepstep" in view.why
+    journal.record("keeper-started", "looks after it", pid=1, job_dir=str(places.job_dir))
+    assert look(places).state == "ended"
+    journal.close()

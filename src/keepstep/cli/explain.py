@@ -55,7 +55,8 @@ def explain(
     """Show what happened to a job and why: each failure step by step, and where the time went."""
     found = newest_with_journal(job)
     pages = read_pages(found.job_dir) if found else {}
-    is_alive = any(alive for alive, _ in pages.values())
+    # Where no memory is found nobody knows: it may be in another arena.
+    is_alive = any(alive for alive, _ in pages.values()) if found and found.has_memory else None
     journal = read_all(found.journal_path, found.owner) if found else ReadJournal([], 0)
     runs = _runs(journal, pages)
     chosen = list(enumerate(runs, 1))[0 if every else -1 :]
@@ -71,7 +72,7 @@ def explain(
         console.print(f"There is no journal of {name} in {state_dir()}.", highlight=False)
     name = found.name if found else ""
     for number, (run, account) in chosen:
-        lives = number == len(runs) and is_alive
+        lives = is_alive if number == len(runs) else False
         console.print(run_screen(name, number, len(runs), run, lives), account_table(account))
     if journal.unread and found:
         console.print(

@@ -103,7 +103,7 @@ class Options(Generic[Unset, Directory]):
         default="/dev/shm",
         check=Check("a directory in memory", bool),
         topic=Topic.SNAPSHOTS,
-        help="Directory for snapshots. It must be memory (tmpfs).",
+        help="Directory for snapshots: memory (tmpfs). A disk is taken, too, and as slow as it is.",
         example="/mnt/tmpfs",
         metavar="DIR",
         settle=absolute_dir,

@@ -39,6 +39,7 @@ STATE_TONES: dict[str, Tone] = {
     "broken": "bad",
     "left-over": "warn",
     "ended": "quiet",
+    "unknown": "warn",
 }
 LINK_TONES: dict[str, Tone] = {
     "fact": "bad",

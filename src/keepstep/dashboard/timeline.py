@@ -29,6 +29,8 @@ from keepstep.core.economics.journal_kinds import (
 from keepstep.model.events import Event
 from keepstep.model.failure import failure_from_json
 
+# the last word about a run: of the keeper, and of an agent
+ENDS = {"job-over", "job-ended"}
 REFUSED = {
     "damaged",
     "restore-failed",
@@ -206,10 +208,8 @@ def _opens(event: Event) -> bool:
 
 def _run(events: Sequence[Event]) -> JobRun:
     recoveries = tuple(_recoveries(events))
-    last = next(
-        (e for e in reversed(events) if e.kind in BACK | {"job-over", "keeper-started"}), None
-    )
-    end = last if last and last.kind == "job-over" else None
+    last = next((e for e in reversed(events) if e.kind in BACK | ENDS | {"keeper-started"}), None)
+    end = last if last and last.kind in ENDS else None
     is_known = all(r.lost_steps is not None for r in recoveries if r.outcome == "resumed")
     lost = sum(r.lost_at_least for r in recoveries)
     return JobRun(

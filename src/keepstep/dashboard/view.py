@@ -39,7 +39,7 @@ from keepstep.dashboard.slowness import (
     silence_rows,
     slow_rows,
 )
-from keepstep.dashboard.timeline import JobRun, RecoveryChain, runs_of
+from keepstep.dashboard.timeline import ENDS, JobRun, RecoveryChain, runs_of
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.keeper_look import KeeperLook, keeper_look
 from keepstep.edge.shm.status_page import BLANK
@@ -347,9 +347,22 @@ def _held_for_ns(slots: Iterable[SlotRow], stamp: Stamp | None) -> int | None:
     return min((age for age in ages if age is not None), default=None)
 
 
+def _without_end(job: FoundJob, events: Sequence[Event]) -> tuple[str, str]:
+    """Of a job whose memory is not where it is looked for, and whose journal tells of no end."""
+    started = next((e for e in reversed(events) if e.kind == "keeper-started"), None)
+    kept_in = Path(str(started.data.get("job_dir", job.job_dir))) if started else job.job_dir
+    if kept_in == job.job_dir:
+        return "ended", "its memory is gone, and its journal does not say why"
+    arena = kept_in.parent.parent
+    return "unknown", (
+        f"its memory was in {kept_in}, and {job.job_dir.parent.parent} was looked at: see "
+        f"KEEPSTEP_ARENA_DIR={arena} keepstep status --job {job.name}"
+    )
+
+
 # Of these the last says whether a job is over. The keeper's `job-over` is the word of a job without
 # an agent; a rank that joins begins another life of it.
-_BEGINS_OR_ENDS = {"job-started", "rank-joined", "resumed", "go", "job-over", "job-ended"}
+_BEGINS_OR_ENDS = {"job-started", "rank-joined", "resumed", "go"} | ENDS
 
 
 def _state(
@@ -358,9 +371,9 @@ def _state(
     """The state and why it is that."""
     if not job.has_memory:
         last = next((e for e in reversed(events) if e.kind in _BEGINS_OR_ENDS), None)
-        if last is not None and last.kind in ("job-over", "job-ended"):
+        if last is not None and last.kind in ENDS:
             return "ended", last.why
-        return "ended", "its memory is gone, and its journal does not say why"
+        return _without_end(job, events)
     living = [status for alive, status in pages.values() if alive]
     gone = sorted(rank for rank, (alive, _) in pages.items() if not alive)
     end = next((e for e in reversed(events) if e.kind in _BEGINS_OR_ENDS), None)
@@ -371,7 +384,7 @@ def _state(
     if not living and keeper.alive is None:
         said = "no rank is alive; nobody can tell whether the keeper still looks after the memory"
         return "waiting", said
-    if not pages and end is not None and end.kind not in ("job-over", "job-ended"):
+    if not pages and end is not None and end.kind not in ENDS:
         return "left-over", (
             "no page of a rank is there, and the journal does not say that the job has ended: its "
             "memory may have been removed while it runs, so look whether its processes live"

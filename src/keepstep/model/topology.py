@@ -128,7 +128,7 @@ def parse_policy(text: str) -> Policy:
             if plus and _is_count(k, 1) and _is_count(m, 1) and int(k) + int(m) <= MOST_MEMBERS:
                 return ReedSolomon(int(k), int(m))
     raise ConfigError(
-        f"policy: expected none, copies:M or parity:N (2 to {MOST_MEMBERS}), rs:K+M "
+        f"policy: expected as redundancy none, copies:M or parity:N (2 to {MOST_MEMBERS}), rs:K+M "
         f"(together at most {MOST_MEMBERS}) or auto, "
         f"found {text!r}"
     )

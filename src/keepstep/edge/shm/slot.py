@@ -34,7 +34,6 @@ from keepstep.coding.checksum import (
     pack_table,
     unpack_table,
 )
-from keepstep.edge.os.collector import collector_paused
 from keepstep.edge.shm.slot_header import (
     CHECK_AT,
     EMPTY,
@@ -444,7 +443,6 @@ class Slot:
             )
         return unpack_table(raw) if self._joined_table is None else tuple(self._joined_table)
 
-    @collector_paused()
     def verify(self, threads: int = 1) -> tuple[SlotHeader, Layout]:
         """`verify_bytes`, and the layout."""
         header, manifest = self.verify_bytes(threads)

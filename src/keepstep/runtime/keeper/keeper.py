@@ -130,7 +130,10 @@ class Keeper:
         )
         found = f"adopted {slots} slots" if slots else "nothing there yet"
         why = f"keeper {world.pid} looks after {settings.job_dir}; {found}"
-        self._journal.record("keeper-started", why, pid=world.pid, adopted_slots=slots)
+        job_dir = str(settings.job_dir)
+        self._journal.record(
+            "keeper-started", why, pid=world.pid, adopted_slots=slots, job_dir=job_dir
+        )
 
     # -- the loop
 

@@ -34,7 +34,7 @@ Want = Callable[[int, list[tuple[int, BlockRange]]], None]
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _WaitingSum:
     """For a sum. `has_pieces`: they have been asked for, too."""
 
     step: Combine
@@ -64,7 +64,7 @@ class StepSources:
         self._repair_sums, self._ranges = sums, ranges
         self._ask, self._came = want, came
         self._sums: dict[int, bytearray] = {}  # by a step's first byte, likewise below
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _WaitingSum] = {}
         self._refusals: dict[int, int] = {}  # by node: so many of its turns are taken without it
         self._barred: set[int] = set()  # nodes whose sums take longer than the pieces
         self._patience_ns = PATIENCE_NS
@@ -93,7 +93,7 @@ class StepSources:
             Addend(self._node_of[piece.member], piece.member, _range(piece), counts[piece])
             for piece in _pieces(step)
         ]
-        self._waiting[target.start] = _Waiting(step, adder)
+        self._waiting[target.start] = _WaitingSum(step, adder)
         self._look_after(self._patience_ns)
         self._repair_sums.bring(
             adder, self._stamp, target.nbytes, addends, lambda found: self._heard(step, found)
@@ -174,7 +174,7 @@ class StepSources:
             quiet_ns = 0
         self._timer = self._timers.after(self._patience_ns - quiet_ns, self._look)
 
-    def _want_beside(self, waiting: _Waiting) -> None:
+    def _want_beside(self, waiting: _WaitingSum) -> None:
         if not waiting.has_pieces:
             waiting.has_pieces = True
             self._want_pieces(waiting.step)
