@@ -128,8 +128,8 @@ def parse_policy(text: str) -> Policy:
             if plus and _is_count(k, 1) and _is_count(m, 1) and int(k) + int(m) <= MOST_MEMBERS:
                 return ReedSolomon(int(k), int(m))
     raise ConfigError(
-        f"policy: expected as redundancy none, copies:M or parity:N (2 to {MOST_MEMBERS}), rs:K+M "
-        f"(together at most {MOST_MEMBERS}) or auto, "
+        f"policy: expected none, copies:M or parity:N (2 to {MOST_MEMBERS}), rs:K+M "
+        f"(together at most {MOST_MEMBERS}) or auto as redundancy, "
         f"found {text!r}"
     )
 
