@@ -80,7 +80,7 @@ class GpuReading:
 class NicReading:
     """One look at a network interface. `changes`: how often its carrier came or went. `errors` and
     `dropped`: of packets both ways; beside them each way, None where it is not counted.
-    `has_device`: it is a card's; bridges and containers' ends come and go as programs like."""
+    `has_device`: it is a card's; virtual ones (bridges, veth) come and go as programs like."""
 
     name: str
     is_up: bool

@@ -163,7 +163,7 @@ def test_a_link_that_is_down() -> None:
 
 
 def test_what_is_no_card_comes_and_goes() -> None:
-    """Docker takes its bridge down with the last container, and the container's end away."""
+    """Docker takes its bridge down with the last container, and removes the veth."""
 
     def bridge(up: bool = True, changes: int = 2, errors: int = 0) -> list[PartReading]:
         return [NicReading("docker0", up, changes, 9, errors, 0, has_device=False)]

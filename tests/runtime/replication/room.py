@@ -15,7 +15,7 @@ from keepstep.config import Settings, job_dir_of, resolve
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.links import LinkCount
 from keepstep.model.mesh import Member, Mesh
-from keepstep.model.messages.peers import CopyOffer, FetchRanges, MeshMessage
+from keepstep.model.messages.peers import AddUp, CopyOffer, FetchRanges, MeshMessage, NoSum
 from keepstep.model.shares import Share
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
 from keepstep.model.units import GIB, PAGE_BYTES
@@ -25,6 +25,8 @@ from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.peer_inbox import FromPeer, LoopCall, PeerInbox
+from keepstep.runtime.replication.repair_sums import RepairSums
+from keepstep.runtime.replication.serve import SnapshotServer
 from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.memory import SimMemory
 from keepstep.sim.protocol.world.world import World
@@ -224,6 +226,17 @@ def an_offer(slot: Slot, floor: Stamp | None = None, **changes: Any) -> CopyOffe
         "floor": floor,
     }
     return CopyOffer(**{**about, **changes})
+
+
+def hear_asker(server: SnapshotServer, sums: RepairSums, asker: int, message: MeshMessage) -> None:
+    """What who restores says to a node that gives, and that node's word about a sum."""
+    match message:
+        case FetchRanges():
+            server.asked(asker, message.rank, message.stamp, message.ranges)
+        case AddUp():
+            sums.asked(asker, message)
+        case NoSum():
+            sums.unavailable(asker, message.number, message.why)
 
 
 class ReplicationRoom:

@@ -17,11 +17,9 @@ from keepstep.core.wire.plausible import flaw_of_peer
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.errors import DamageError
 from keepstep.model.messages.peers import (
-    AddUp,
     CopyUnavailable,
     FetchRanges,
     MeshMessage,
-    NoSum,
     SnapshotUnproven,
 )
 from keepstep.model.restore_sources import GroupMember, RestoreSource
@@ -47,6 +45,7 @@ from tests.runtime.replication.room import (
     a_memory,
     bytes_of,
     flip,
+    hear_asker,
     payload_of,
     seal,
 )
@@ -96,13 +95,8 @@ class FetchNodes:
         message: MeshMessage,
     ) -> None:
         assert flaw_of_peer(asker, message, self.rooms[node].mesh) == ""
+        hear_asker(server, sums, asker, message)
         match message:
-            case FetchRanges():
-                server.asked(asker, message.rank, message.stamp, message.ranges)
-            case AddUp():
-                sums.asked(asker, message)
-            case NoSum():
-                sums.unavailable(asker, message.number, message.why)
             case CopyUnavailable():
                 assert node == 0 and self.fetch is not None
                 self.fetch.source_failed(asker, message.why)

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.coding import reference
-from keepstep.model.messages.peers import Addend, AddUp, FetchRanges, MeshMessage, NoSum
+from keepstep.model.messages.peers import Addend, AddUp
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import PAGE_BYTES
 from keepstep.model.wire import BlockRange, Part, Span
 from keepstep.runtime.replication.repair_sums import RepairSums
 from keepstep.runtime.replication.serve import SnapshotServer
-from tests.runtime.replication.room import BLOCK_BYTES, VERSION, ReplicationRoom, flip
+from tests.runtime.replication.room import BLOCK_BYTES, VERSION, ReplicationRoom, flip, hear_asker
 
 STAMP = Stamp(5, 1)
 NODES = 4
@@ -40,18 +40,7 @@ class Adding:
             doubt = partial(self.doubts.append, node)
             server = SnapshotServer(room.links, room.held, doubt)
             self.sums.append(RepairSums(room.world, room.links, server))
-            room.on_message = partial(self._hear, server, self.sums[node])
-
-    def _hear(
-        self, server: SnapshotServer, sums: RepairSums, asker: int, message: MeshMessage
-    ) -> None:
-        match message:
-            case FetchRanges():
-                server.asked(asker, message.rank, message.stamp, message.ranges)
-            case AddUp():
-                sums.asked(asker, message)
-            case NoSum():
-                sums.unavailable(asker, message.number, message.why)
+            room.on_message = partial(hear_asker, server, self.sums[node])
 
     def ask(self, adder: int, addends: list[Addend], nbytes: int) -> None:
         self.sums[0].bring(adder, STAMP, nbytes, addends, self.came.append)

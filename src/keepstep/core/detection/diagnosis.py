@@ -365,7 +365,7 @@ def _ended_well(facts: ExitFacts) -> Diagnosis:
     return _of_rank("premature-exit", facts, "code 0", Strength.FACT, why)
 
 
-def left_early(ended: Diagnosis, waiting: int) -> Diagnosis:
+def premature_exit(ended: Diagnosis, waiting: int) -> Diagnosis:
     """Of a rank that ended well: another one, whose collective has failed, still needs it."""
     why = (
         f"rank {ended.culprit} ended with code 0, and rank {waiting} still waits for it in a "

@@ -40,7 +40,7 @@ class Nics:
         self._ports = RdmaPorts()
 
     def add(self, readings: Sequence[PartReading], at_ns: int) -> list[PartHealth]:
-        """See `Judge`. A card's that is gone is down; of others nobody knows what they were for."""
+        """See `Judge`. A card's that is gone is down; a virtual one has been removed."""
         found = {each.name: each for each in readings if isinstance(each, NicReading)}
         gone = [n for n, nic in self._known.items() if n not in found and not nic.last.has_device]
         for name in gone:

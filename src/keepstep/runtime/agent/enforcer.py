@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from keepstep.core.detection.diagnosis import cause_of, left_early
+from keepstep.core.detection.diagnosis import cause_of, premature_exit
 from keepstep.core.economics.swap_price import ASSUMED, SwapPrice
 from keepstep.core.postmortem.message import clause_of, pattern_of
 from keepstep.core.recovery.recurrence import normalised
@@ -266,7 +266,7 @@ class Enforcer:
         found, self._attempt.good_ends = self._attempt.good_ends, []
         exits = []
         for local_rank, ended, step in found:
-            diagnosis = left_early(ended, waiting)
+            diagnosis = premature_exit(ended, waiting)
             self._tell(diagnosis, INFO)
             failure = self._failure(local_rank, diagnosis, step, ErrorReport())
             rank = self._first_rank + local_rank

@@ -80,6 +80,7 @@ class PayloadDecoder:
 
 def coefficients(stripes: Stripes, step: Combine) -> bytes:
     """How often each source counts in the step's one target."""
+    # it brings numpy, as in `rebuild`
     from keepstep.coding.reed_solomon import solve
 
     [target] = step.targets

@@ -12,7 +12,7 @@ it is left out, and what it owed is asked of the others.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -330,9 +330,9 @@ class Fetch:
     def _decode(
         self, stripes: Stripes, incoming: IncomingSnapshot, kept: KeptBlocks
     ) -> Generator[None, None, None]:
-        steps = self._steps(stripes)
-        decoder = PayloadDecoder(stripes, incoming, kept)
         node_of = dict(self.source.members)
+        steps = self._steps(stripes, node_of)
+        decoder = PayloadDecoder(stripes, incoming, kept)
         sources = self._sources = StepSources(
             *(self._world, self._links.node, self.stamp, stripes, node_of),
             *(self._repair_sums, self._ranges, self._want, self._go_on),
@@ -352,9 +352,8 @@ class Fetch:
                 ahead.popleft()
             self._rebuild(decoder, [(step, sources.take(step)) for step in ready])
 
-    def _steps(self, stripes: Stripes) -> Iterator[Combine]:
+    def _steps(self, stripes: Stripes, node_of: Mapping[int, int]) -> Iterator[Combine]:
         """All that rebuild the payload, in the order of its bytes."""
-        node_of = dict(self.source.members)
         missing = [rank for rank in self.source.stripe_group if rank not in node_of]
         lost = missing[: stripes.tolerates]
         for combine in decode_plan(stripes, lost, self._rank):

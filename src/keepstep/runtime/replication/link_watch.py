@@ -183,7 +183,8 @@ class LinkWatch:
 
 
 class NodeLinks:
-    """All of it that one node does in one mesh."""
+    """What one node does of this in one mesh: it measures what it sends and receives, and judges
+    what all report where it leads."""
 
     def __init__(self, links: MeshLinks, journal: Journal, canary_every_ns: int) -> None:
         self._links = links

@@ -6,8 +6,8 @@ sum, or all of its sources.
 
 A sum may stay away though nobody is lost: those who have the pieces reach each other by other ways
 than they reach us. When nothing has come for a while the pieces of the oldest step are asked for
-beside its sum. Are they here first, whoever was to add them up is not asked any more; is the sum,
-the way is only slow, and the next while is twice as long.
+beside its sum. If they are here first, whoever was to add them up is not asked any more. If the sum
+is, all ways are only slow, and the next while is twice as long.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ Want = Callable[[int, list[tuple[int, BlockRange]]], None]
 
 @dataclass(eq=False)
 class _WaitingSum:
-    """For a sum. `has_pieces`: they have been asked for, too."""
+    """A step whose sum has been asked of the node `adder`. `has_pieces`: its pieces have been asked
+    for, too."""
 
     step: Combine
     adder: int
@@ -94,7 +95,7 @@ class StepSources:
             for piece in _pieces(step)
         ]
         self._waiting[target.start] = _WaitingSum(step, adder)
-        self._look_after(self._patience_ns)
+        self._watch()
         self._repair_sums.bring(
             adder, self._stamp, target.nbytes, addends, lambda found: self._heard(step, found)
         )
@@ -159,10 +160,10 @@ class StepSources:
 
     # -- sums that stay away
 
-    def _look_after(self, delay_ns: int) -> None:
+    def _watch(self) -> None:
         if self._timer is None:
             self._heard_ns = self._clock.monotonic_ns()
-            self._timer = self._timers.after(delay_ns, self._look)
+            self._timer = self._timers.after(self._patience_ns, self._look)
 
     def _look(self) -> None:
         self._timer = None
